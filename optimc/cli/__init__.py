@@ -1,0 +1,5 @@
+"""The `optimc` command."""
+
+
+def main() -> None:
+    """Run the command line."""

@@ -1,0 +1,1 @@
+"""Measurement: benchmark, evaluation against the original model, comparison of recipes."""

@@ -1,0 +1,34 @@
+"""The plan file: one safetensors container holding an engine and everything needed to serve it."""
+
+from optimc.plan.manifest import (
+    FORMAT_VERSION,
+    KvLayer,
+    KvLayout,
+    Limits,
+    Manifest,
+    ModelInfo,
+    PassReport,
+    Quality,
+    Source,
+    TargetInfo,
+    TokenIds,
+)
+from optimc.plan.reader import Plan
+from optimc.plan.writer import PlanTensor, write_plan
+
+__all__ = [
+    "FORMAT_VERSION",
+    "KvLayer",
+    "KvLayout",
+    "Limits",
+    "Manifest",
+    "ModelInfo",
+    "PassReport",
+    "Plan",
+    "PlanTensor",
+    "Quality",
+    "Source",
+    "TargetInfo",
+    "TokenIds",
+    "write_plan",
+]
