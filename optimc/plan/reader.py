@@ -141,9 +141,7 @@ def _parse_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
 
 def _parse_manifest(path: Path, metadata: object) -> Manifest:
     if not isinstance(metadata, dict) or "optimc.format_version" not in metadata:
-        raise PlanCorruptError(
-            f"{path}: a safetensors file, but not an engine.plan; make one with `optimc build`"
-        )
+        raise PlanCorruptError(f"{path}: a safetensors file, but not an engine.plan; make one with `optimc build`")
     version = metadata["optimc.format_version"]
     if version != str(FORMAT_VERSION):
         raise PlanVersionError(

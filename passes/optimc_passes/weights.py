@@ -69,9 +69,7 @@ class Quantized:
         groups = np.arange(columns) // self.group
         codes = self.codes.read().astype(np.float32)
         zeros = (
-            np.float32(2 ** (self.bits - 1))
-            if self.zeros is None
-            else self.zeros.read()[:, groups].astype(np.float32)
+            np.float32(2 ** (self.bits - 1)) if self.zeros is None else self.zeros.read()[:, groups].astype(np.float32)
         )
         stored = (codes - zeros) * self.scales.read().astype(np.float32)[:, groups]
         if self.permutation is None:

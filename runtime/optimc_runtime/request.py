@@ -80,12 +80,8 @@ class SamplingParams:
             self.repetition_penalty,
             "above 0, at most 100",
         )
-        _check(
-            -2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "between -2 and 2"
-        )
-        _check(
-            -2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "between -2 and 2"
-        )
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "between -2 and 2")
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "between -2 and 2")
         for token, bias in self.logit_bias.items():
             _check(token >= 0, "logit_bias", token, "keyed by token ids")
             _check(-100 <= bias <= 100, "logit_bias", bias, "between -100 and 100")

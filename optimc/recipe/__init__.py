@@ -1,0 +1,1 @@
+"""Recipes: YAML to a checked, frozen description of a build."""
