@@ -106,8 +106,7 @@ class Plan:
     def verify(self) -> None:
         """Compare every tensor with its SHA-256. Raises PlanCorruptError naming the first that differs."""
         for spec in self:
-            data = memoryview(self._bytes[spec.offset : spec.offset + spec.nbytes])
-            digest = hashlib.sha256(data).hexdigest()
+            digest = hashlib.sha256(self._bytes[spec.offset : spec.offset + spec.nbytes].data).hexdigest()
             if digest != self.manifest.tensors[spec.name].sha256:
                 raise PlanCorruptError(
                     f"{self.path}: tensor '{spec.name}' does not match its SHA-256; the file is damaged, rebuild it"
@@ -145,7 +144,7 @@ def _parse_manifest(path: Path, metadata: object) -> Manifest:
     version = metadata["optimc.format_version"]
     if version != str(FORMAT_VERSION):
         raise PlanVersionError(
-            f"{path}: plan format {version}, this optimc reads format {FORMAT_VERSION}; rebuild the plan from its recipe"
+            f"{path}: plan format {version}, this optimc reads format {FORMAT_VERSION}; rebuild it from its recipe"
         )
     try:
         return Manifest.model_validate_json(metadata["optimc.manifest"])

@@ -134,7 +134,7 @@ def _write_tensor(file: BinaryIO, tensor: PlanTensor) -> str:
     array = np.ascontiguousarray(tensor.load())
     if array.nbytes != tensor.nbytes:
         raise ValueError(f"{tensor.name}: declared {tensor.nbytes} bytes, loaded {array.nbytes}")
-    data = memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+    data = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
     file.write(data)
     return hashlib.sha256(data).hexdigest()
 
