@@ -41,8 +41,13 @@ test: $(READY) $(MODEL) lint
 test-all: $(READY) $(MODEL) lint
 	$(BIN)/python -m pytest -m "not gpu"
 
+# Builds two recipes of a real model, measures both, prints the latency/quality table, asks the server a question.
 quickstart: $(READY) $(MODEL)
-	$(BIN)/python scripts/quickstart.py
+	$(BIN)/optimc compare recipes/smollm2-fp32.yaml recipes/smollm2-int4.yaml --output-dir plans
+	$(BIN)/python examples/ask_server.py plans/smollm2-fp32.plan "What is the capital of France?" --expect Paris
+
+bench: $(READY) $(MODEL)
+	$(BIN)/python benchmarks/run.py
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,5 +1,5 @@
 """The `optimc` command."""
 
+from optimc.cli.app import main
 
-def main() -> None:
-    """Run the command line."""
+__all__ = ["main"]

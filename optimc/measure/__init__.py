@@ -1,1 +1,26 @@
 """Measurement: benchmark, evaluation against the original model, comparison of recipes."""
+
+from optimc.measure.bench import run_bench
+from optimc.measure.bench_result import BenchResult
+from optimc.measure.compare_plans import CompareConfig, compare
+from optimc.measure.comparison import Comparison, Row
+from optimc.measure.config import BenchConfig
+from optimc.measure.evaluation import EvalResult, eval_plan, evaluate
+from optimc.measure.machine import Machine, read_machine
+from optimc.measure.progress import Progress
+
+__all__ = [
+    "BenchConfig",
+    "BenchResult",
+    "CompareConfig",
+    "Comparison",
+    "EvalResult",
+    "Machine",
+    "Progress",
+    "Row",
+    "compare",
+    "eval_plan",
+    "evaluate",
+    "read_machine",
+    "run_bench",
+]

@@ -78,6 +78,8 @@ class Source(_Section):
     recipe: dict[str, Any]
     recipe_hash: str
     calibration_hash: str | None
+    build_key: str
+    """Hash of everything that shapes the bytes: recipe, checkpoint, tools. Equal keys mean nothing to rebuild."""
     tools: dict[str, str]
     """Package name to version, of everything that shaped the bytes."""
 

@@ -39,3 +39,5 @@ class Checkpoint:
     pad: int | None
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling settings of generation_config that differ from neutral: temperature, top_p, ..."""
+    notes: tuple[str, ...] = ()
+    """Choices made while loading, one sentence each, for the report."""

@@ -30,7 +30,8 @@ class SamplingParams:
     max_tokens: int | None = None
     """Most output tokens; None means as many as the sequence limit leaves room for. 0 scores the prompt only."""
     min_tokens: int = 0
-    """No stop token (EOS or stop_token_ids) before this many output tokens."""
+    """No stop token (EOS or stop_token_ids) before this many output tokens; stop strings are looked for only in the
+    text after them."""
     temperature: float = 1.0
     """0 means greedy."""
     top_k: int = 0
@@ -150,3 +151,17 @@ class RequestOutput:
     timings: Timings
     error: OptimcError | None = None
     """Why, when finish_reason is "error"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole answer."""
+
+    token_ids: tuple[int, ...]
+    """The stop token included if one ended the request."""
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None
+    """One per token id when asked for."""
+    usage: Usage
+    timings: Timings

@@ -1,0 +1,93 @@
+"""The command line: one typer application, one place where errors become a line and an exit code.
+
+Exit codes: 0 done, 1 done but a gate or an error limit failed, 2 the user's input cannot be used, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import optimc
+from optimc.cli.bench import bench
+from optimc.cli.build import build
+from optimc.cli.chat import chat
+from optimc.cli.compare import compare
+from optimc.cli.evaluate import evaluate
+from optimc.cli.inspect import inspect
+from optimc.cli.recipe_schema import print_recipe_schema
+from optimc.cli.serve import serve
+from optimc.errors import OptimcError
+
+app = typer.Typer(
+    name="optimc",
+    help="Compile a language-model checkpoint into one engine.plan, serve it, measure it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("build")(build)
+app.command("inspect")(inspect)
+app.command("serve")(serve)
+app.command("chat")(chat)
+app.command("bench")(bench)
+app.command("eval")(evaluate)
+app.command("compare")(compare)
+app.command("recipe-schema")(print_recipe_schema)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"optimc {optimc.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for package in ("optimc", "optimc_passes", "optimc_runtime"):
+        logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+def main() -> None:
+    """Run the command line; never shows a traceback unless asked to with `--debug`."""
+    debug = "--debug" in sys.argv[1:]
+    if debug:
+        # Accepted anywhere on the line; typer itself would take it only before the command's name.
+        sys.argv = [sys.argv[0], "--debug", *(argument for argument in sys.argv[1:] if argument != "--debug")]
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app()
+    except OptimcError as error:
+        if debug:
+            stderr.print_exception()
+        stderr.print(f"[red]error:[/red] {_escape(str(error))}")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader of our output went away, as in `optimc inspect PLAN | head`. Nothing more can be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except Exception as error:
+        if debug:
+            stderr.print_exception()
+        kind = type(error).__name__
+        stderr.print(
+            f"[red]internal error:[/red] {_escape(f'{kind}: {error}')} (--debug shows where; please report it)"
+        )
+        raise SystemExit(1) from None
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

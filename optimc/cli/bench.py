@@ -1,0 +1,104 @@
+"""`optimc bench`: latency and throughput of a plan or a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from optimc.cli import options
+from optimc.cli.progress import progress_bar
+from optimc.errors import ConfigError, Fault
+
+
+def bench(
+    plan_path: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="An engine.plan, run in process.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="An OpenAI-compatible server instead, for example http://127.0.0.1:8000."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model name at --url; the first it lists by default.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Use /v1/chat/completions at --url.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="Key for --url.", show_envvar=True)
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens")] = 512,
+    output_tokens: Annotated[int, typer.Option("--output-tokens")] = 128,
+    concurrency: Annotated[int, typer.Option("--concurrency", help="Clients, each with one request at a time.")] = 1,
+    requests: Annotated[
+        int | None, typer.Option("--requests", help="Requests measured; max(8, 4 × concurrency).")
+    ] = None,
+    warmup_requests: Annotated[
+        int | None, typer.Option("--warmup-requests", help="Requests before those that count.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Fixes the prompts but for their first block.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option(help="Always make exactly --output-tokens tokens.")] = True,
+    same_prompts: Annotated[
+        bool, typer.Option("--same-prompts", help="Send one prompt again and again: measures the prefix cache.")
+    ] = False,
+    shared_prefix_tokens: Annotated[
+        int, typer.Option("--shared-prefix-tokens", help="Leading tokens all prompts share.")
+    ] = 0,
+    max_failure_rate: Annotated[
+        float, typer.Option("--max-failure-rate", help="Exit with code 1 above this share of failed requests.")
+    ] = 0.0,
+    max_seqs: options.MaxSeqs = None,
+    max_step_tokens: options.MaxStepTokens = None,
+    kv_memory: options.KvMemory = None,
+    threads: options.Threads = None,
+    prefix_cache: options.PrefixCache = True,
+    chunked_prefill: options.ChunkedPrefill = True,
+    inflight_batching: options.InflightBatching = True,
+    trust: options.Trust = False,
+    as_json: options.Json = False,
+) -> None:
+    """Measure TTFT, TPOT and throughput in a closed loop. Warm-up is excluded, prompts are new in every run."""
+    from optimc.cli.engine_options import load_engine
+    from optimc.measure.bench import run_bench
+    from optimc.measure.config import BenchConfig
+
+    if (plan_path is None) == (url is None):
+        raise ConfigError("options", [Fault("bench", "give either a PLAN or --url")])
+    config = BenchConfig(
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        concurrency=concurrency,
+        requests=requests,
+        warmup_requests=warmup_requests,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        same_prompts=same_prompts,
+        shared_prefix_tokens=shared_prefix_tokens,
+        max_failure_rate=max_failure_rate,
+    )
+    with progress_bar() as progress:
+        if url is not None:
+            result = run_bench(url, config, progress, model=model, chat=chat, api_key=api_key)
+        else:
+            assert plan_path is not None
+            engine = load_engine(
+                plan_path,
+                max_seqs=max_seqs,
+                max_step_tokens=max_step_tokens,
+                kv_memory=kv_memory,
+                threads=threads,
+                prefix_cache=prefix_cache,
+                chunked_prefill=chunked_prefill,
+                inflight_batching=inflight_batching,
+                trust=trust,
+            )
+            try:
+                result = run_bench(engine, config, progress)
+            finally:
+                engine.close()
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        Console().print(result.table())
+    if not result.ok:
+        raise typer.Exit(1)

@@ -1,0 +1,67 @@
+"""`optimc eval`: what a plan lost against the model it was built from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from optimc.cli import options
+from optimc.cli.progress import progress_bar
+
+
+def evaluate(
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
+    against: Annotated[
+        str | None, typer.Option("--against", help="Model to compare with; the one the plan was built from by default.")
+    ] = None,
+    windows: Annotated[int, typer.Option("--windows", help="Windows of evaluation text.", min=1)] = 16,
+    length: Annotated[int, typer.Option("--length", help="Tokens per window.", min=2)] = 512,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let the original model bring its own Python code.")
+    ] = False,
+    cache_dir: options.CacheDir = None,
+    kv_memory: options.KvMemory = None,
+    max_step_tokens: options.MaxStepTokens = None,
+    threads: options.Threads = None,
+    prefix_cache: options.PrefixCache = True,
+    chunked_prefill: options.ChunkedPrefill = True,
+    trust: options.Trust = False,
+    as_json: options.Json = False,
+) -> None:
+    """Perplexity, KL divergence and top-1 agreement, teacher-forced through the engine as it serves."""
+    from optimc.build import BuildOptions
+    from optimc.cli.engine_options import load_engine
+    from optimc.measure.evaluation import eval_plan
+    from optimc.plan import Plan
+
+    engine = load_engine(
+        plan_path,
+        kv_memory=kv_memory,
+        max_step_tokens=max_step_tokens,
+        threads=threads,
+        prefix_cache=prefix_cache,
+        chunked_prefill=chunked_prefill,
+        trust=trust,
+    )
+    try:
+        with Plan.open(plan_path) as plan, progress_bar() as progress:
+            result = eval_plan(
+                engine,
+                plan,
+                cache_dir=BuildOptions(cache_dir=cache_dir).cache,
+                against=against,
+                windows=windows,
+                length=length,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
+            )
+    finally:
+        engine.close()
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        Console().print(result.table())

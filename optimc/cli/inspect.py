@@ -1,0 +1,93 @@
+"""`optimc inspect`: what a plan says about itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from optimc.cli import options
+from optimc.cli.format import format_bytes
+from optimc.plan import Manifest, Plan
+
+
+def inspect(
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
+    verify: Annotated[bool, typer.Option("--verify", help="Check every tensor against its SHA-256.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Show target, limits, cache layout, quantization, passes and sources of a plan."""
+    with Plan.open(plan_path, verify=verify) as plan:
+        manifest = plan.manifest
+        if as_json:
+            facts = manifest.model_dump(mode="json") | {
+                "size_bytes": plan.size_bytes,
+                "content_hash": plan.content_hash,
+                "verified": verify,
+            }
+            typer.echo(json.dumps(facts, indent=2))
+            return
+        console = Console()
+        console.print(_summary(manifest, plan.size_bytes))
+        if verify:
+            console.print(f"all {len(manifest.tensors)} tensors match their SHA-256")
+        if manifest.passes:
+            console.print(_passes(manifest))
+        if tensors:
+            table = Table("tensor", "dtype", "shape", "bytes")
+            for spec in plan:
+                table.add_row(spec.name, spec.dtype, str(list(spec.shape)), f"{spec.nbytes:,}")
+            console.print(table)
+
+
+def _summary(manifest: Manifest, size_bytes: int) -> Table:
+    limits, kv = manifest.limits, manifest.kv
+    token_bytes = sum(layer.num_kv_heads * layer.head_dim for layer in kv.layers) * 2
+    quantized: dict[str, int] = {}
+    for scheme in manifest.quantization.values():
+        key = f"{scheme['method']} {scheme['bits']}-bit group {scheme['group']}"
+        quantized[key] = quantized.get(key, 0) + 1
+    table = Table(show_header=False, title=manifest.name, title_justify="left")
+    rows = {
+        "model": f"{manifest.model.architecture}, {manifest.model.num_layers} layers, "
+        f"hidden {manifest.model.hidden_size}, vocabulary {manifest.model.vocab_size}",
+        "target": " ".join([manifest.target.backend, *(f"{k} {v}" for k, v in manifest.target.requirements.items())]),
+        "size": format_bytes(size_bytes),
+        "limits": f"{limits.max_seq_len} tokens a sequence, {limits.max_step_tokens} tokens and "
+        f"{limits.max_seqs} sequences a step",
+        "kv cache": f"{kv.dtype}, blocks of {kv.block_size} tokens, {token_bytes} values a token, "
+        f"{format_bytes(limits.kv_memory_bytes)} by default",
+        "weights": ", ".join(f"{count} × {key}" for key, count in quantized.items()) or "not quantized",
+        "eos": ", ".join(str(token) for token in manifest.tokens.eos) or "none",
+        "generation defaults": ", ".join(f"{k} {v}" for k, v in manifest.generation_defaults.items()) or "none",
+        "source": f"{manifest.source.model} ({manifest.source.model_hash[:12]})",
+        "built with": ", ".join(f"{name} {version}" for name, version in manifest.source.tools.items()),
+    }
+    if manifest.quality is not None:
+        quality = manifest.quality
+        rows["quality"] = (
+            f"perplexity {quality.perplexity:.3f} (original {quality.reference_perplexity:.3f}), "
+            f"KL {quality.kl_mean:.2e}, top-1 {quality.top1_agreement:.4f} over {quality.tokens} tokens"
+        )
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _passes(manifest: Manifest) -> Table:
+    table = Table("pass", "options", "seconds", "figures", "decisions")
+    for report in manifest.passes:
+        table.add_row(
+            report.name,
+            ", ".join(f"{key}={value}" for key, value in report.config.items()),
+            f"{report.seconds:.1f}",
+            "\n".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in report.metrics.items()),
+            "\n".join(report.decisions[:6])
+            + (f"\n… {len(report.decisions) - 6} more (--json)" if len(report.decisions) > 6 else ""),
+        )
+    return table

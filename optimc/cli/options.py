@@ -1,0 +1,47 @@
+"""Options several commands share, declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optimc.errors import ConfigError, Fault
+from optimc.recipe.model import parse_bytes
+
+
+def bytes_option(value: str | None, name: str) -> int | None:
+    """Turn "512MiB" into bytes. Raises ConfigError naming the option."""
+    if value is None:
+        return None
+    try:
+        parsed = parse_bytes(value)
+    except ValueError as error:
+        raise ConfigError("options", [Fault(name, str(error))]) from error
+    assert isinstance(parsed, int)
+    return parsed
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option("--cache-dir", help="Where built passes are kept; $OPTIMC_CACHE or .optimc-cache by default."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change the recipe: passes.rtn.bits=8, limits.max_seqs=16. May be repeated."),
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh/--resume", help="Ignore what earlier builds left in the cache, or go on from it.")
+]
+MaxSeqs = Annotated[int | None, typer.Option("--max-seqs", help="Most sequences in a step; at most the plan's.")]
+MaxStepTokens = Annotated[
+    int | None, typer.Option("--max-step-tokens", help="Token budget of a step; at most the plan's.")
+]
+KvMemory = Annotated[str | None, typer.Option("--kv-memory", help="Size of the KV pool, for example 512MiB.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Compute threads; all cores by default.", min=1)]
+PrefixCache = Annotated[bool, typer.Option(help="Reuse K/V of prompts that begin alike.")]
+ChunkedPrefill = Annotated[bool, typer.Option(help="Split long prompts over several steps.")]
+InflightBatching = Annotated[bool, typer.Option(help="Let requests join and leave a running batch.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Skip the SHA-256 check of the plan's tensors at load.")]

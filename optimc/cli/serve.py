@@ -1,0 +1,106 @@
+"""`optimc serve`: a plan behind an OpenAI-compatible HTTP API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optimc.cli import options
+from optimc.cli.engine_options import load_engine
+from optimc.errors import ConfigError, Fault
+from optimc.plan import Plan
+from optimc_runtime.chat_template import ChatTemplate
+from optimc_runtime.server.options import ServerOptions
+from optimc_runtime.server.serve import serve as serve_engine
+
+
+def serve(
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="Name clients use; the plan's by default.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option("--chat-template", help="Jinja file to use instead of the plan's template.")
+    ] = None,
+    max_seqs: options.MaxSeqs = None,
+    max_step_tokens: options.MaxStepTokens = None,
+    kv_memory: options.KvMemory = None,
+    threads: options.Threads = None,
+    max_queued_requests: Annotated[
+        int | None, typer.Option("--max-queued-requests", help="More waiting requests than this are refused (429).")
+    ] = None,
+    max_queued_tokens: Annotated[
+        int | None, typer.Option("--max-queued-tokens", help="More waiting prompt tokens than this are refused (429).")
+    ] = None,
+    max_body_bytes: Annotated[
+        str, typer.Option("--max-body-bytes", help="Larger request bodies are refused (413).")
+    ] = "8MiB",
+    prefix_cache: options.PrefixCache = True,
+    chunked_prefill: options.ChunkedPrefill = True,
+    inflight_batching: options.InflightBatching = True,
+    ignore_generation_config: Annotated[
+        bool, typer.Option("--ignore-generation-config", help="Do not take sampling defaults from the checkpoint.")
+    ] = False,
+    allow_unknown_fields: Annotated[
+        bool, typer.Option("--allow-unknown-fields", help="Log request fields nobody knows instead of refusing them.")
+    ] = False,
+    drain_timeout: Annotated[
+        int, typer.Option("--drain-timeout", help="Seconds that running requests have to finish after SIGTERM.", min=0)
+    ] = 30,
+    trust: options.Trust = False,
+) -> None:
+    """Serve a plan until SIGTERM or Ctrl-C. The ready line names the address; /metrics is for Prometheus."""
+    with Plan.open(plan_path) as plan:
+        manifest = plan.manifest
+        template = ChatTemplate.from_plan(plan, source=_read_template(chat_template))
+    defaults = {} if ignore_generation_config else dict(manifest.generation_defaults)
+    body_limit = options.bytes_option(max_body_bytes, "--max-body-bytes")
+    assert body_limit is not None
+    server_options = ServerOptions(
+        max_body_bytes=body_limit, allow_unknown_fields=allow_unknown_fields, generation_defaults=defaults
+    )
+    engine = load_engine(
+        plan_path,
+        max_seqs=max_seqs,
+        max_step_tokens=max_step_tokens,
+        kv_memory=kv_memory,
+        threads=threads,
+        prefix_cache=prefix_cache,
+        chunked_prefill=chunked_prefill,
+        inflight_batching=inflight_batching,
+        max_queued_requests=max_queued_requests,
+        max_queued_tokens=max_queued_tokens,
+        trust=trust,
+    )
+    try:
+        if defaults:
+            shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
+            typer.echo(f"sampling defaults from the checkpoint: {shown} (--ignore-generation-config drops them)")
+        if template is None:
+            typer.echo("no chat template: /v1/chat/completions answers 400, /v1/completions works")
+        engine.warm_up()
+        serve_engine(
+            engine,
+            model_name=model_name or manifest.name,
+            chat_template=template,
+            options=server_options,
+            host=host,
+            port=port,
+            drain_timeout_s=drain_timeout,
+            on_ready=lambda url: print(f"{manifest.name} ready on {url}", flush=True),
+        )
+    finally:
+        engine.close()
+
+
+def _read_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("options", [Fault("--chat-template", f"{path}: {error}")]) from error

@@ -1,0 +1,226 @@
+"""Measuring any server that speaks the OpenAI completions protocol, streaming.
+
+Tokens are counted by the server's usage object; if it sends none, chunks are counted and the figures are labelled an
+estimate. Prompts are token ids where the server takes them (exact length), else words, calibrated by two probes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from optimc.errors import MeasureError
+from optimc.measure.config import BenchConfig
+from optimc.measure.driver import Clock
+from optimc.measure.exchange import Chunk, Exchange
+from optimc.measure.prompts import IdPrompts, Prompt, PromptSource, TextPrompts
+from optimc.measure.sse import SseParser
+
+ID_RANGES = (range(1000, 30000), range(300, 380))
+"""Ids tried for prompts, the first range that the server takes: inside every large vocabulary and clear of the special
+tokens at either end; then inside a byte-level one."""
+
+PROBE_WORDS = (16, 256)
+NORMAL_FINISH = ("stop", "length")
+
+
+class HttpDriver:
+    """Streams from `{base_url}/v1/completions`, or `/v1/chat/completions` with `chat`.
+
+    `model` None asks the server for its first one. `transport` replaces the network.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        clock: Clock,
+        *,
+        model: str | None = None,
+        chat: bool = False,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._clock = clock
+        self._model = model
+        self._chat = chat
+        self._api_key = api_key
+        self._transport = transport
+        self._client: httpx.AsyncClient | None = None
+        self._ignore_eos = True
+        self._in_words = False
+
+    @property
+    def description(self) -> str:
+        """Model and address."""
+        return f"{self._model or 'model'} at {self._base_url}"
+
+    async def prepare(self, config: BenchConfig, run_id: str) -> PromptSource:
+        """Find the model and the form of prompt the server takes. Raises MeasureError."""
+        self._client = httpx.AsyncClient(
+            base_url=self._base_url,
+            headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
+            # The load generator has its own time limit, and pooled connections must not queue behind each other.
+            timeout=None,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=config.concurrency),
+            transport=self._transport,
+        )
+        self._ignore_eos = config.ignore_eos
+        if self._model is None:
+            self._model = await self._first_model()
+        if not self._chat:
+            for ids in ID_RANGES:
+                probe = await self._probe(IdPrompts(config, f"{run_id}/probe", ids)(0))
+                # A server that reads the list as several prompts, or as text, counts something else.
+                if probe.prompt_tokens == config.prompt_tokens:
+                    return IdPrompts(config, run_id, ids)
+        return await self._calibrated_text(config, run_id)
+
+    async def send(self, prompt: Prompt, output_tokens: int, exchange: Exchange) -> None:
+        """Stream one completion. Any status but 200, an error event, or an end without finish reason is a failure."""
+        assert self._client is not None, "prepare comes first"
+        reader = _StreamReader(exchange)
+        exchange.sent_s = self._clock()
+        try:
+            async with self._client.stream("POST", self._path, json=self._payload(prompt, output_tokens)) as response:
+                if response.status_code != 200:
+                    detail = _error_text(await response.aread())
+                    exchange.fail(f"HTTP {response.status_code}: {detail}", self._clock())
+                    return
+                parser = SseParser()
+                async for received in response.aiter_bytes():
+                    now = self._clock()
+                    for data in parser.push(received):
+                        reader.read(data, now)
+        except httpx.HTTPError as error:
+            exchange.fail(f"{type(error).__name__}: {error}", self._clock())
+        reader.close(self._clock())
+
+    def notes(self) -> list[str]:
+        """Say what HTTP adds, and when prompts are words."""
+        lines = ["over HTTP: queueing, network and server-sent events are inside TTFT and TPOT"]
+        if self._in_words:
+            lines.append("prompts are English words, their length in tokens is approximate")
+        return lines
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    @property
+    def _path(self) -> str:
+        return "/v1/chat/completions" if self._chat else "/v1/completions"
+
+    def _payload(self, prompt: Prompt, output_tokens: int) -> dict[str, Any]:
+        payload: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._chat:
+            payload["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            payload["prompt"] = prompt
+        if self._ignore_eos:
+            payload["ignore_eos"] = True
+        return payload
+
+    async def _first_model(self) -> str:
+        assert self._client is not None
+        try:
+            response = await self._client.get("/v1/models", timeout=30.0)
+            return str(response.raise_for_status().json()["data"][0]["id"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise MeasureError(
+                f"{self._base_url}/v1/models gives no model name ({type(error).__name__}: {error}); "
+                "is the server up? --model names one"
+            ) from error
+
+    async def _probe(self, prompt: Prompt) -> Exchange:
+        exchange = Exchange(self._clock())
+        await self.send(prompt, 1, exchange)
+        return exchange
+
+    async def _calibrated_text(self, config: BenchConfig, run_id: str) -> PromptSource:
+        """Fit tokens = a + b * words to two probes. Without usage, a word is taken for a token."""
+        self._in_words = True
+        counts: list[int | None] = []
+        for words in PROBE_WORDS:
+            probe_config = replace(config, prompt_tokens=words, shared_prefix_tokens=0)
+            probe = await self._probe(TextPrompts(probe_config, f"{run_id}/probe", lambda tokens: tokens)(0))
+            if probe.prompt_tokens is None and not probe.succeeded:
+                raise MeasureError(f"{self._base_url}: a probe of {words} words failed: {probe.failure}")
+            counts.append(probe.prompt_tokens)
+        few, many = counts
+        if few is None or many is None or many <= few:
+            return TextPrompts(config, run_id, lambda tokens: tokens)
+        per_word = (many - few) / (PROBE_WORDS[1] - PROBE_WORDS[0])
+        fixed = few - per_word * PROBE_WORDS[0]
+        return TextPrompts(config, run_id, lambda tokens: max(1, round((tokens - fixed) / per_word)))
+
+
+class _StreamReader:
+    """Turns the data of stream events into an exchange."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._finish: str | None = None
+        self._end_s: float | None = None
+        self._usage: dict[str, Any] | None = None
+
+    def read(self, data: str, now: float) -> None:
+        """Take one event."""
+        exchange = self._exchange
+        if data == "[DONE]" or exchange.failure is not None:
+            return
+        try:
+            event = json.loads(data)
+        except ValueError:
+            exchange.fail(f"an event is not JSON: {data[:80]!r}", now)
+            return
+        if not isinstance(event, dict) or event.get("error"):
+            exchange.fail(f"error event: {_error_text(data.encode())}", now)
+            return
+        self._usage = event.get("usage") or self._usage
+        for choice in event.get("choices") or ():
+            if choice.get("text") or (choice.get("delta") or {}).get("content"):
+                exchange.chunks.append(Chunk(now, None))
+                self._end_s = now
+            if choice.get("finish_reason") is not None:
+                self._finish = str(choice["finish_reason"])
+                self._end_s = now
+
+    def close(self, now: float) -> None:
+        """Judge the whole stream."""
+        exchange = self._exchange
+        if exchange.failure is None:
+            exchange.end_s = self._end_s
+        if self._usage is None:
+            exchange.source = "estimate"
+            exchange.output_tokens = len(exchange.chunks)
+        else:
+            exchange.source = "usage"
+            exchange.output_tokens = int(self._usage.get("completion_tokens") or 0)
+            exchange.prompt_tokens = self._usage.get("prompt_tokens")
+            exchange.cached_tokens = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if self._finish is None:
+            exchange.fail("the stream ended without a finish reason", now)
+        elif self._finish not in NORMAL_FINISH:
+            exchange.fail(f"finish reason {self._finish}", now)
+        elif exchange.output_tokens and not exchange.chunks:
+            exchange.fail(f"claims {exchange.output_tokens} tokens, delivered no content", now)
+
+
+def _error_text(body: bytes) -> str:
+    """Return the message of an OpenAI error object, else the start of the body."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)[:200]
+    except (ValueError, LookupError, TypeError):
+        return body[:200].decode("utf-8", errors="replace").strip() or "no message"

@@ -1,0 +1,107 @@
+"""Loading a recipe: every fault is found before any is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from optimc.errors import ConfigError, Fault
+from optimc.recipe.model import PassConfigs, Recipe
+from optimc.recipe.overrides import apply_overrides
+from optimc.recipe.yaml_lines import LinedYaml, YamlPath, format_path, parse_yaml
+
+MAX_RECIPE_BYTES = 1 << 20
+
+
+def load_recipe(path: Path, *, pass_configs: PassConfigs, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, override and check a recipe.
+
+    Raises ConfigError with all faults at once: what is wrong with the YAML's structure, with the overrides, with
+    each field, with each pass's name and options.
+    """
+    source = str(path)
+    try:
+        if path.stat().st_size > MAX_RECIPE_BYTES:
+            raise ConfigError(source, [Fault("", f"larger than {MAX_RECIPE_BYTES} bytes; this is not a recipe")])
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(source, [Fault("", error.strerror or str(error))]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(source, [Fault("", "not a UTF-8 text file")]) from error
+    parsed = parse_yaml(text, source)
+    data, faults = apply_overrides(parsed.data, overrides)
+    faults = [*parsed.duplicates, *faults]
+    if not isinstance(data, dict):
+        raise ConfigError(source, [*faults, Fault("", "a recipe is a mapping of keys to values", 1)])
+    normal, pass_faults = _normalise_passes(data.get("passes"), parsed, pass_configs)
+    faults += pass_faults
+    recipe = _validate(data | ({"passes": normal} if "passes" in data else {}), parsed, faults)
+    if faults or recipe is None:
+        raise ConfigError(source, sorted(faults, key=lambda fault: fault.line or 0))
+    return recipe
+
+
+def _validate(data: dict[str, Any], parsed: LinedYaml, faults: list[Fault]) -> Recipe | None:
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        faults += [_fault(detail, (), parsed, Recipe.model_fields) for detail in error.errors()]
+        return None
+
+
+def _normalise_passes(
+    entries: object, parsed: LinedYaml, configs: PassConfigs
+) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """Turn `- rtn: {bits: 4}` into name and checked options; defaults are written out, so that they are hashed."""
+    if entries is None:
+        return [], []
+    if not isinstance(entries, list):
+        return [], [Fault("passes", "must be a list", parsed.line_of(("passes",)))]
+    normal: list[dict[str, Any]] = []
+    faults: list[Fault] = []
+    for index, entry in enumerate(entries):
+        where: YamlPath = ("passes", index)
+        if isinstance(entry, str):
+            entry = {entry: None}
+        if not isinstance(entry, dict) or len(entry) != 1:
+            message = "write a pass as `- name` or `- name: {option: value}`"
+            faults.append(Fault(format_path(where), message, parsed.line_of(where)))
+            continue
+        name, options = next(iter(entry.items()))
+        options = {} if options is None else options
+        where = (*where, str(name))
+        if name not in configs:
+            known = ", ".join(sorted(configs))
+            faults.append(Fault(format_path(where), f"unknown pass; known: {known}", parsed.line_of(where)))
+        elif not isinstance(options, dict):
+            faults.append(Fault(format_path(where), "options must be a mapping", parsed.line_of(where)))
+        else:
+            try:
+                checked = configs[name].model_validate(options)
+            except ValidationError as error:
+                fields = configs[name].model_fields
+                faults += [_fault(detail, where, parsed, fields) for detail in error.errors()]
+            else:
+                normal.append({"name": name, "options": checked.model_dump(mode="json")})
+    return normal, faults
+
+
+def _fault(detail: Any, prefix: YamlPath, parsed: LinedYaml, fields: Any) -> Fault:
+    path: YamlPath = (*prefix, *(part for part in detail["loc"] if isinstance(part, (str, int))))
+    kind, message = detail["type"], detail["msg"]
+    if kind == "extra_forbidden":
+        message = "unknown key"
+        if len(detail["loc"]) == 1:
+            message += f"; known: {', '.join(sorted(fields))}"
+    elif kind == "missing":
+        message = "is required"
+    elif kind == "model_type":
+        message = f"must be a mapping of keys to values, got {detail['input']!r}"
+    elif kind == "value_error":
+        message = str(detail["ctx"]["error"])
+    elif not isinstance(detail["input"], (dict, list)):
+        message = f"{message[:1].lower()}{message[1:]}, got {detail['input']!r}"
+    return Fault(format_path(path), message, parsed.line_of(path))

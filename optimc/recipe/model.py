@@ -1,0 +1,143 @@
+"""What a recipe may say. The fields are the YAML keys; unknown keys are faults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?")
+_UNIT_BYTES = {
+    None: 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+
+
+def parse_bytes(value: object) -> object:
+    """Turn "512MiB" into 536870912; leave everything that is not a string to the type check."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"'{value}' is not a size; write for example 512MiB or 2GiB")
+    return int(float(match[1]) * _UNIT_BYTES[match[2]])
+
+
+ByteSize = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _SIZE.pattern}]}),
+]
+
+
+class _Section(BaseModel):
+    # Strict: `samples: "12"` or `revision: 3` is a typing mistake in the recipe, not something to guess about.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelSpec(_Section):
+    """The checkpoint: a folder, a `.gguf` file, or a hub id. A plain string stands for `source`."""
+
+    source: str = Field(min_length=1)
+    """Folder or .gguf file (relative to the working directory, else to the recipe), or `organisation/name`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    trust_remote_code: bool = False
+    """Allow the checkpoint to bring its own Python code. Off unless you have read that code."""
+
+
+class TargetSpec(_Section):
+    """What the plan is lowered for."""
+
+    backend: str = "onnxruntime"
+
+
+class CalibrationSpec(_Section):
+    """Text that passes measure activations on."""
+
+    dataset: str = "python-docs"
+    """`python-docs` (built in, English technical prose), a .txt or .jsonl file, or `hub:organisation/name`."""
+    field: str = "text"
+    """Which field of a .jsonl line or data-set row holds the text."""
+    split: str = "train"
+    """Split of a hub data set."""
+    samples: int = Field(default=128, gt=0)
+    """Rows."""
+    seq_len: int = Field(default=512, gt=1)
+    """Tokens per row."""
+    seed: int = Field(default=0, ge=0)
+    """Which rows are taken, if there are more."""
+    allow_fewer: bool = False
+    """Go on with what there is when the text is too short, instead of stopping."""
+
+
+class PassSpec(_Section):
+    """One entry of `passes`: `- rtn: {bits: 4}` or just `- merge_qkv`."""
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class LimitsSpec(_Section):
+    """The shapes the engine is built for."""
+
+    max_seq_len: int | None = Field(default=None, gt=1)
+    """Longest sequence, prompt plus output; by default what the model was trained for."""
+    max_step_tokens: int = Field(default=512, gt=0)
+    """Token budget of one step."""
+    max_seqs: int = Field(default=64, gt=0)
+    """Most sequences in one step."""
+    kv_memory: ByteSize = Field(default=1 << 30, gt=0)
+    """Size of the KV pool, for example 512MiB."""
+    block_size: int = Field(default=16, gt=0, le=256)
+    """Tokens per KV block."""
+
+
+class QualitySpec(_Section):
+    """Gates `optimc compare` holds the plan against; a failed gate makes it exit with code 1."""
+
+    max_kl: float | None = Field(default=None, gt=0, strict=False)
+    """Largest mean KL divergence from the original model, in nats."""
+    min_top1: float | None = Field(default=None, ge=0, le=1, strict=False)
+    """Smallest share of positions whose likeliest token is the original's."""
+    max_perplexity_ratio: float | None = Field(default=None, gt=0, strict=False)
+    """Largest perplexity, as a multiple of the original's."""
+
+
+def _model_from_string(value: object) -> object:
+    return {"source": value} if isinstance(value, str) else value
+
+
+class Recipe(_Section):
+    """A whole build: which model, what is done to it in which order, for which target and limits."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    """Names the plan; letters, digits, dots, dashes and underscores."""
+    model: Annotated[ModelSpec, BeforeValidator(_model_from_string)]
+    target: TargetSpec = TargetSpec()
+    calibration: CalibrationSpec | None = None
+    passes: tuple[PassSpec, ...] = Field(default=(), strict=False)
+    """Applied in order; weight passes come before graph passes."""
+    limits: LimitsSpec = LimitsSpec()
+    quality: QualitySpec = QualitySpec()
+    verify: Literal["off", "shapes", "numeric"] = "numeric"
+    """What is checked after every graph pass: nothing, the dialect's rules, or also the logits on probe tokens."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the recipe's canonical JSON: equal for recipes that mean the same."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+PassConfigs = Mapping[str, type[BaseModel]]
+"""Pass name to the frozen model whose fields are its YAML keys."""

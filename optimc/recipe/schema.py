@@ -1,0 +1,31 @@
+"""The recipe's JSON schema, for editors and for people who write recipes by program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimc.recipe.model import PassConfigs, Recipe
+
+
+def recipe_schema(pass_configs: PassConfigs) -> dict[str, Any]:
+    """Return a JSON schema (2020-12) of the YAML as written: passes by name, the model as a string or a mapping."""
+    schema = Recipe.model_json_schema()
+    definitions = schema["$defs"]
+    del definitions["PassSpec"]
+    choices: list[dict[str, Any]] = []
+    for name, config in sorted(pass_configs.items()):
+        options = config.model_json_schema(ref_template="#/$defs/{model}")
+        definitions |= options.pop("$defs", {})
+        choices.append({"const": name, "description": options.get("description", "")})
+        choices.append(
+            {
+                "type": "object",
+                "properties": {name: {"anyOf": [options, {"type": "null"}]}},
+                "required": [name],
+                "additionalProperties": False,
+            }
+        )
+    properties = schema["properties"]
+    properties["passes"] = {"type": "array", "items": {"anyOf": choices}, "default": []}
+    properties["model"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ModelSpec"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optimc recipe"} | schema

@@ -1,0 +1,145 @@
+"""Results of passes, kept under the hash of everything they were computed from.
+
+A weight pass is stored as the weights it changed (one safetensors file each, read lazily from the mapped file) and its
+report; a graph as ONNX without weights. Recipes that share a prefix therefore share its work, and a result that is
+found is the very bytes that were stored. Entries are verified when looked up; damaged ones count as absent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from pydantic import ValidationError
+from safetensors.numpy import save_file
+
+from optimc.errors import CheckpointError
+from optimc.plan import PassReport
+from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned
+from optimc_passes.graph.serialize import from_bytes, to_bytes
+from optimc_passes.graph.weight_tensor import Store
+from optimc_passes.load.safetensors_file import NUMPY_DTYPES, TensorEntry, read_header
+from optimc_passes.weights import Dense, Quantized, Weight
+
+_GRAPH_FILE = "graph.onnx"
+_WEIGHTS, _GRAPHS = "weights", "graphs"
+
+
+class WeightWriter:
+    """Takes the weights of one pass as they are finished, so that memory need not hold them all."""
+
+    def __init__(self, entry: EntryWriter) -> None:
+        self._entry = entry
+        self._kept: dict[str, tuple[Weight, dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+
+    def keep(self, name: str, weight: Weight) -> Weight:
+        """Write a weight and return it as it reads from the file."""
+        file = f"{next(self._numbers):05d}.safetensors"
+        # safetensors writes an array's buffer as it lies in memory, whatever its order.
+        arrays = {part: np.ascontiguousarray(dense.read()) for part, dense in _parts(weight).items()}
+        save_file(arrays, self._entry.folder / file)
+        facts = {"file": file, **_describe(weight)}
+        stored = _read(self._entry.folder, facts)
+        self._kept[name] = (stored, facts)
+        return stored
+
+    def commit(self, changed: Mapping[str, Weight], report: PassReport) -> None:
+        """Complete the entry: `changed` is what the pass put into the store, kept already or not."""
+        described = {}
+        for name, weight in changed.items():
+            if name not in self._kept or self._kept[name][0] is not weight:
+                self.keep(name, weight)
+            described[name] = self._kept[name][1]
+        self._entry.commit({"weights": described, "report": report.model_dump(mode="json")})
+
+
+class ArtifactCache:
+    """The cache below one folder. Several builds may use it at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        remove_abandoned(root)
+
+    def load_weights(self, key: str) -> tuple[dict[str, Weight], PassReport] | None:
+        """Return the weights a pass changed, and its report marked as cached; None if the entry is absent or harmed."""
+        folder = self.root / _WEIGHTS / key
+        payload = read_entry(folder)
+        if payload is None:
+            return None
+        try:
+            weights = {name: _read(folder, facts) for name, facts in payload["weights"].items()}
+            return weights, _cached(payload["report"])
+        except (KeyError, TypeError, AttributeError, ValidationError, CheckpointError):
+            return None  # written by another version of this code
+
+    @contextmanager
+    def write_weights(self, key: str) -> Iterator[WeightWriter]:
+        """Open an entry for a weight pass; it comes to be with `WeightWriter.commit`."""
+        with EntryWriter(self.root, _WEIGHTS, key) as entry:
+            yield WeightWriter(entry)
+
+    def load_graph(self, key: str, store: Store) -> tuple[ir.Model, PassReport | None] | None:
+        """Return a graph bound to `store`, and the report of the pass that made it; None if absent or harmed."""
+        folder = self.root / _GRAPHS / key
+        payload = read_entry(folder)
+        if payload is None:
+            return None
+        try:
+            model = from_bytes((folder / _GRAPH_FILE).read_bytes(), store)
+            return model, None if payload["report"] is None else _cached(payload["report"])
+        except (KeyError, TypeError, ValueError, OSError):
+            return None
+
+    def save_graph(self, key: str, model: ir.Model, report: PassReport | None) -> None:
+        """Store a graph without its weights."""
+        with EntryWriter(self.root, _GRAPHS, key) as entry:
+            (entry.folder / _GRAPH_FILE).write_bytes(to_bytes(model))
+            entry.commit({"report": None if report is None else report.model_dump(mode="json")})
+
+    def clear(self) -> None:
+        """Remove every finished entry; builds under way are let alone."""
+        for kind in (_WEIGHTS, _GRAPHS):
+            shutil.rmtree(self.root / kind, ignore_errors=True)
+
+
+def _cached(report: Any) -> PassReport:
+    return PassReport.model_validate(report).model_copy(update={"cached": True})
+
+
+def _parts(weight: Weight) -> dict[str, Dense]:
+    if isinstance(weight, Dense):
+        return {"dense": weight}
+    parts = {"codes": weight.codes, "scales": weight.scales, "zeros": weight.zeros, "permutation": weight.permutation}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _describe(weight: Weight) -> dict[str, Any]:
+    if isinstance(weight, Dense):
+        return {}
+    return {"bits": weight.bits, "group": weight.group, "method": weight.method}
+
+
+def _read(folder: Path, facts: Mapping[str, Any]) -> Weight:
+    parts = {name: _lazy(entry) for name, entry in read_header(folder / facts["file"]).items()}
+    if "dense" in parts:
+        return parts["dense"]
+    return Quantized(
+        codes=parts["codes"],
+        scales=parts["scales"],
+        zeros=parts.get("zeros"),
+        permutation=parts.get("permutation"),
+        bits=facts["bits"],
+        group=facts["group"],
+        method=facts["method"],
+    )
+
+
+def _lazy(entry: TensorEntry) -> Dense:
+    return Dense(entry.shape, NUMPY_DTYPES[entry.dtype], entry.read)

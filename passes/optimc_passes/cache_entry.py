@@ -1,0 +1,117 @@
+"""A directory that is either complete and unharmed or treated as absent.
+
+Layout under the cache's root:
+
+    <kind>/<key>/entry.json      {"files": {name: {"bytes": n, "sha256": hex}}, "payload": any JSON}
+    <kind>/<key>/<name>          the files
+    tmp/<random>/                an entry being written; locked by its writer, moved into place when complete
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_INDEX = "entry.json"
+_LOCK = ".lock"
+_YOUNG_S = 60.0
+"""A temporary directory this young may not have been locked by its writer yet."""
+
+
+def read_entry(folder: Path) -> Any | None:
+    """Return the payload of an entry after checking size and SHA-256 of its files; None if anything is wrong."""
+    try:
+        index = json.loads((folder / _INDEX).read_bytes())
+        for name, facts in index["files"].items():
+            path = folder / name
+            if path.stat().st_size != facts["bytes"] or file_digest(path) != facts["sha256"]:
+                return None
+        return index["payload"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_abandoned(root: Path) -> None:
+    """Delete what writers that died left under `root`; those at work hold a lock and are let alone."""
+    now = time.time()
+    for folder in (root / "tmp").glob("*"):
+        try:
+            if now - folder.stat().st_mtime < _YOUNG_S:
+                continue
+            with (folder / _LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # locked by a living writer, or gone meanwhile
+
+
+class EntryWriter:
+    """Context manager that builds an entry aside. Without `commit`, leaving it leaves no trace."""
+
+    def __init__(self, root: Path, kind: str, key: str) -> None:
+        self._final = root / kind / key
+        self._tmp = root / "tmp"
+        self._tmp.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(dir=self._tmp))
+        """Where to write the entry's files."""
+        self._lock = (self.folder / _LOCK).open("ab")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __enter__(self) -> EntryWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def commit(self, payload: Any) -> Path:
+        """Move the entry into place and return its folder.
+
+        A sound entry that another build put there meanwhile is kept, since equal keys mean equal contents; a damaged
+        one is replaced.
+        """
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+            for path in sorted(self.folder.iterdir())
+            if path.name != _LOCK
+        }
+        # Nothing is flushed to the disk: after a power cut the hashes tell what is missing.
+        (self.folder / _INDEX).write_text(json.dumps({"files": files, "payload": payload}))
+        self._final.parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / _LOCK).unlink()
+        while True:
+            try:
+                # Fails on a folder that is not empty: whoever comes first wins.
+                self.folder.rename(self._final)
+            except OSError:
+                if not self._final.is_dir():
+                    raise
+                if read_entry(self._final) is not None:
+                    break
+                self._set_aside()
+            else:
+                break
+        return self._final
+
+    def _set_aside(self) -> None:
+        """Take a damaged entry out of the way, so that no reader sees it half removed."""
+        aside = Path(tempfile.mkdtemp(dir=self._tmp))
+        with contextlib.suppress(FileNotFoundError):  # another build did the same first
+            self._final.rename(aside / "damaged")
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,117 @@
+"""Lowering to ONNX Runtime: the portable reference target.
+
+The plan holds the graph in standard ONNX (PagedAttention decomposed, weights absent) and each weight as a tensor of its
+own, which ONNX Runtime maps from the plan file. Quantized linears stay DequantizeLinear -> MatMul, which ONNX Runtime
+fuses into one kernel (MatMulNBits) for 4 and 8 bits and blocks of a power of two, and computes as written otherwise.
+Activations stay float32, so quality figures show what the weights lost and nothing else; `int8_activations` lets the
+fused kernels round activations to 8 bits per block, which is faster and measurably less accurate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
+
+from optimc.plan import KvLayer, KvLayout, PlanTensor
+from optimc_passes.dialect.decompose import PagedPorts, decompose_paged
+from optimc_passes.dialect.paged_attention import PagedAttention, is_paged_attention
+from optimc_passes.dialect.weightless import INLINE_BYTES, is_weight
+from optimc_passes.emit.kernel_check import check_kernels
+from optimc_passes.emit.lowered import Lowered
+from optimc_passes.emit.transposed_linear import read_transposed_weights_in_place
+
+BACKEND = "onnxruntime"
+MINIMUM_VERSION = "1.23"
+"""The first ONNX Runtime with all of opset 23 and the 8-bit fused kernel."""
+
+MODEL_TENSOR = "program/model.onnx"
+
+_CONTAINER_DTYPES: dict[ir.DataType, str] = {
+    ir.DataType.FLOAT: "F32",
+    ir.DataType.DOUBLE: "F64",
+    ir.DataType.FLOAT16: "F16",
+    ir.DataType.BFLOAT16: "BF16",
+    ir.DataType.INT8: "I8",
+    ir.DataType.UINT8: "U8",
+    ir.DataType.INT16: "I16",
+    ir.DataType.UINT16: "U16",
+    ir.DataType.INT32: "I32",
+    ir.DataType.UINT32: "U32",
+    ir.DataType.INT64: "I64",
+    ir.DataType.UINT64: "U64",
+    ir.DataType.BOOL: "BOOL",
+    ir.DataType.FLOAT8E4M3FN: "F8_E4M3",
+    ir.DataType.FLOAT8E5M2: "F8_E5M2",
+}
+
+
+def lower(model: ir.Model, *, block_size: int, int8_activations: bool = False) -> Lowered:
+    """Lower a dialect graph with attached weights; `model` is not changed.
+
+    `block_size` is S, the slots per KV block. Raises LoweringError naming a node ONNX Runtime has no kernel for.
+    """
+    kv = _kv_layout(model, block_size)
+    lowered, ports = decompose_paged(model)
+    read_transposed_weights_in_place(lowered)
+    LiftConstantsToInitializersPass(size_limit=INLINE_BYTES // 8)(lowered)
+    RemoveUnusedNodesPass()(lowered)
+    check_kernels(lowered)
+    weights = _take_weights(lowered.graph)
+    program = {
+        "model": MODEL_TENSOR,
+        "initializers": {
+            name: {"tensor": f"weights/{name}", "onnx_dtype": int(tensor.dtype), "shape": list(tensor.shape)}
+            for name, tensor in weights.items()
+        },
+        "attention": _describe(ports),
+        "int8_activations": int8_activations,
+    }
+    proto = ir.to_proto(lowered).SerializeToString(deterministic=True)
+    tensors = [PlanTensor.from_bytes(MODEL_TENSOR, proto)]
+    tensors += [_plan_tensor(f"weights/{name}", tensor) for name, tensor in weights.items()]
+    return Lowered(program, tensors, {"onnxruntime": f">={MINIMUM_VERSION}"}, kv)
+
+
+def _kv_layout(model: ir.Model, block_size: int) -> KvLayout:
+    specs = sorted(
+        (PagedAttention.from_node(node) for node in model.graph if is_paged_attention(node)), key=lambda s: s.layer
+    )
+    layers = tuple(KvLayer(num_kv_heads=s.num_kv_heads, head_dim=s.head_dim, window=s.window) for s in specs)
+    return KvLayout(block_size=block_size, dtype="float32", layers=layers)
+
+
+def _describe(ports: PagedPorts) -> dict[str, Any]:
+    """Return the ports as JSON values, for the executor to find its inputs and outputs by name."""
+    described = asdict(ports)
+    return {**described, "windows": list(described["windows"]), "layers": list(described["layers"])}
+
+
+def _take_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
+    """Remove the weights from the graph and return them by name. Small constants stay."""
+    weights = {}
+    for name, value in tuple(graph.initializers.items()):
+        assert value.const_value is not None
+        if is_weight(value.const_value):
+            weights[name] = value.const_value
+            del graph.initializers[name]
+    return weights
+
+
+def _plan_tensor(name: str, tensor: ir.TensorProtocol) -> PlanTensor:
+    shape = tuple(int(size) for size in tensor.shape)
+    if tensor.dtype.bitwidth == 4:
+        packed = (-(-math.prod(shape) // 2),)
+        return PlanTensor(name, "U8", packed, _packed_bytes(tensor))
+    return PlanTensor(name, _CONTAINER_DTYPES[tensor.dtype], shape, tensor.numpy)
+
+
+def _packed_bytes(tensor: ir.TensorProtocol) -> Callable[[], NDArray[Any]]:
+    """Two codes per byte, the first in the low half: ONNX's own layout."""
+    return lambda: np.frombuffer(tensor.tobytes(), np.uint8)

@@ -1,0 +1,30 @@
+"""The exporter's three-node form of x[:, rows, :] as one Gather."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript.rewriter.pattern import MatchResult, RewriteRuleClassBase
+
+from optimc_passes.frontend.rules.constants import constant_ints
+
+
+class GatherRows(RewriteRuleClassBase):  # type: ignore[misc]
+    """Fuses Transpose, GatherND, Transpose into Gather(x, rows, axis=1) for x [1, T, C] and rows [R]."""
+
+    def pattern(self, op: Any, x: Any, rows: Any, axes: Any) -> Any:
+        """Match the three nodes."""
+        picked = op.GatherND(op.Transpose(x, perm=[1, 0, 2]), op.Unsqueeze(rows, axes), _allow_other_attributes=True)
+        return op.Transpose(picked, perm=[1, 0, 2])
+
+    def check(self, _context: Any, rows: ir.Value, axes: ir.Value, **_: Any) -> MatchResult:
+        """Decline unless the rows are a plain list of indices."""
+        result = MatchResult()
+        if rows.shape is None or len(rows.shape) != 1 or constant_ints(axes) not in ([-1], [1]):
+            return result.fail("the rows are not a vector of indices", rows)
+        return result
+
+    def rewrite(self, op: Any, x: ir.Value, rows: ir.Value, **_: Any) -> Any:
+        """Emit the operator."""
+        return op.Gather(x, rows, axis=1)

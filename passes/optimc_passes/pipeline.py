@@ -1,0 +1,218 @@
+"""From a checkpoint to a finished graph: weight passes, then the graph with the weights attached, then graph passes.
+
+    artifact ─ weight pass ─ … ─ export ─ attach ─ verify ─ graph pass ─ verify ─ … ─► artifact with graph
+
+Every arrow into a pass is a look into the cache first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from optimc.errors import ConfigError, Fault
+from optimc.plan import PassReport
+from optimc_passes.artifact import Artifact, derive_key
+from optimc_passes.base import Pass, PassContext, PassOutcome, Progress
+from optimc_passes.cache import ArtifactCache
+from optimc_passes.graph.attach import attach_weights
+from optimc_passes.graph.serialize import to_bytes
+from optimc_passes.quantize.linears import linear_weights
+from optimc_passes.verify import GraphVerifier, VerifyLevel
+from optimc_passes.verify.evaluate import Probe
+from optimc_passes.weights import WeightStore
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """Where the graph without weights comes from."""
+
+    key: str
+    """Hash of everything the export depends on: the model's config, the frontend's version, its options."""
+    export: Callable[[], ir.Model]
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How the passes are run; nothing here changes the result."""
+
+    cache: ArtifactCache | None = None
+    verify: VerifyLevel = "numeric"
+    dump_graph: Path | None = None
+    """Folder that receives the graph after each step, as text and as ONNX without weights."""
+    on_progress: Callable[[str, int, int, str], None] | None = None
+    """Called with the step's name, done, total and what the current piece of work is about."""
+    unused_weights: frozenset[str] = field(default_factory=frozenset)
+    """Weights of the checkpoint that the graph is known not to need."""
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """The last artifact, with its graph, and one report per pass in order."""
+
+    artifact: Artifact
+    reports: tuple[PassReport, ...]
+
+
+def check_order(passes: Sequence[Pass[Any]]) -> list[Fault]:
+    """Return a fault for every weight pass that comes after a graph pass."""
+    faults = []
+    first_graph_pass: str | None = None
+    for index, pass_ in enumerate(passes):
+        if pass_.stage == "graph":
+            first_graph_pass = first_graph_pass or pass_.name
+        elif first_graph_pass is not None:
+            faults.append(
+                Fault(f"passes[{index}]", f"{pass_.name} changes weights and must come before {first_graph_pass}")
+            )
+    return faults
+
+
+def run_pipeline(
+    passes: Sequence[Pass[Any]], artifact: Artifact, source: GraphSource, options: PipelineOptions | None = None
+) -> PipelineResult:
+    """Run the passes in order.
+
+    Raises ConfigError if their order cannot be, PassError if one fails, VerifyError if a graph is wrong after one,
+    CheckpointError if weights and exported graph do not fit together.
+    """
+    faults = check_order(passes)
+    if faults:
+        raise ConfigError("passes", faults)
+    run = _Run(options or PipelineOptions())
+    for pass_ in passes:
+        if pass_.stage == "weights":
+            artifact = run.weight_pass(pass_, artifact)
+    artifact = run.attach(artifact, source)
+    for pass_ in passes:
+        if pass_.stage == "graph":
+            artifact = run.graph_pass(pass_, artifact)
+    return PipelineResult(artifact, tuple(run.reports))
+
+
+class _Run:
+    """One run of a pipeline: the options, and the reports so far."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        self.options = options
+        self.reports: list[PassReport] = []
+        self._verifier: GraphVerifier | None = None
+        self._num_dumps = 0
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        return tuple(report.name for report in self.reports)
+
+    def weight_pass(self, pass_: Pass[Any], artifact: Artifact) -> Artifact:
+        """Run a weight pass, or take its result from the cache."""
+        cache = self.options.cache
+        if cache is None:
+            outcome = pass_(artifact, PassContext(self.done, self._progress(pass_.name)))
+            self.reports.append(outcome.report)
+            return outcome.artifact
+        key = pass_.result_key(artifact)
+        found = cache.load_weights(key)
+        if found is None:
+            fresh = self._compute_weights(cache, key, pass_, artifact)
+            found = cache.load_weights(key)
+            assert found is not None, f"the cache lost {key} at once"
+            # The weights as they read from the cache, the report as it came from the pass.
+            found = found[0], fresh.report
+        weights, report = found
+        self.reports.append(report)
+        return artifact.evolve(key=key, weights=WeightStore({**artifact.weights, **weights}))
+
+    def attach(self, artifact: Artifact, source: GraphSource) -> Artifact:
+        """Export the graph, bind the weights and accept the result as the reference of the graph passes."""
+        exported = self._export(source)
+        added = [name for name in artifact.weights if name not in artifact.checkpoint.weights]
+        tied = {}
+        if added:
+            linears = linear_weights(artifact.checkpoint.config)
+            tied = {linear.name: linear.tied_to for linear in linears if linear.tied_to and linear.name in added}
+        graph = attach_weights(exported, artifact.weights, tied=tied, unused=self.options.unused_weights)
+        attached = artifact.evolve(key=derive_key(artifact.key, source.key), graph=graph)
+        self._verifier = GraphVerifier(self.options.verify, _probe(artifact))
+        self._verifier.check_rules("attach", self.done, graph)
+        self._dump("attach", graph)
+        return attached
+
+    def graph_pass(self, pass_: Pass[Any], artifact: Artifact) -> Artifact:
+        """Run a graph pass and verify its result, or take both from the cache."""
+        key = pass_.result_key(artifact)
+        # A graph that was verified less does not stand in for one that was verified more.
+        entry = derive_key(key, self.options.verify)
+        cache = self.options.cache
+        found = cache.load_graph(entry, artifact.weights) if cache else None
+        if found is not None and found[1] is not None:
+            outcome = PassOutcome(artifact.evolve(key=key, graph=found[0]), found[1])
+        else:
+            outcome = self._verified(pass_, artifact)
+            if cache is not None:
+                assert outcome.artifact.graph is not None
+                cache.save_graph(entry, outcome.artifact.graph, outcome.report)
+        assert outcome.artifact.graph is not None
+        self.reports.append(outcome.report)
+        self._dump(pass_.name, outcome.artifact.graph)
+        return outcome.artifact
+
+    def _compute_weights(self, cache: ArtifactCache, key: str, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:
+        with cache.write_weights(key) as writer:
+            outcome = pass_(artifact, PassContext(self.done, self._progress(pass_.name), writer.keep))
+            before = artifact.weights
+            changed = {
+                name: weight
+                for name, weight in outcome.artifact.weights.items()
+                if name not in before or before[name] is not weight
+            }
+            writer.commit(changed, outcome.report)
+        return outcome
+
+    def _export(self, source: GraphSource) -> ir.Model:
+        cache = self.options.cache
+        found = cache.load_graph(source.key, {}) if cache else None
+        if found is not None:
+            return found[0]
+        self._progress("export")(0, 1, "")
+        exported = source.export()
+        self._progress("export")(1, 1, "")
+        if cache is not None:
+            cache.save_graph(source.key, exported, None)
+        return exported
+
+    def _verified(self, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:
+        """Run a graph pass; compare its graph with the one before it."""
+        assert self._verifier is not None
+        assert artifact.graph is not None
+        outcome = pass_(artifact, PassContext(self.done, self._progress(pass_.name)))
+        assert outcome.artifact.graph is not None
+        error = self._verifier.check(pass_.name, self.done, artifact.graph, outcome.artifact.graph)
+        if error is None:
+            return outcome
+        metrics = {**outcome.report.metrics, "verify_relative_error": error}
+        return PassOutcome(outcome.artifact, outcome.report.model_copy(update={"metrics": metrics}))
+
+    def _progress(self, step: str) -> Progress:
+        def report(done: int, total: int, label: str) -> None:
+            if self.options.on_progress is not None:
+                self.options.on_progress(step, done, total, label)
+
+        return report
+
+    def _dump(self, step: str, model: ir.Model) -> None:
+        folder = self.options.dump_graph
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = f"{self._num_dumps:02d}-{step}"
+        self._num_dumps += 1
+        (folder / f"{stem}.txt").write_text(f"{model}\n")
+        (folder / f"{stem}.onnx").write_bytes(to_bytes(model))
+
+
+def _probe(artifact: Artifact) -> Probe:
+    return Probe.of_vocabulary(artifact.checkpoint.config.get_text_config().vocab_size)

@@ -1,2 +1,0 @@
-#include <nanobind/nanobind.h>
-void bind_sampling(nanobind::module_&) {}

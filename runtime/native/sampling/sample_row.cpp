@@ -1,0 +1,121 @@
+#include "sampling/sample_row.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <limits>
+
+#include "sampling/cutoff.h"
+#include "sampling/draw.h"
+#include "sampling/philox.h"
+#include "sampling/row_max.h"
+#include "sampling/softmax.h"
+#include "sampling/top_logits.h"
+
+namespace optimc {
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+bool is_edited(const RowParams& params) {
+    return !params.seen_tokens.empty() || !params.bias_tokens.empty() || !params.banned_tokens.empty();
+}
+
+void edit(const RowParams& params, float* logits) {
+    assert(params.seen_tokens.size() == params.seen_counts.size());
+    for (std::size_t n = 0; n < params.seen_tokens.size(); ++n) {
+        float& logit = logits[params.seen_tokens[n]];
+        const std::int32_t count = params.seen_counts[n];
+        logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+        if (count > 0) logit -= params.presence_penalty + params.frequency_penalty * static_cast<float>(count);
+    }
+    for (std::size_t n = 0; n < params.bias_tokens.size(); ++n) logits[params.bias_tokens[n]] += params.biases[n];
+    for (std::int32_t token : params.banned_tokens) logits[token] = -kInfinity;
+}
+
+// The limit of the softmax as some logits grow without bound: they share everything, the others get nothing.
+void resolve_infinities(float* logits, std::int32_t vocab) {
+    for (std::int32_t i = 0; i < vocab; ++i) logits[i] = logits[i] == kInfinity ? 0 : -kInfinity;
+}
+
+std::int32_t draw_token(const float* logits, std::int32_t vocab, float max, const RowParams& params,
+                        RowScratch& scratch) {
+    float* weights = scratch.weights.data();
+    const CutoffScratch cutoff_scratch{scratch.tokens.data(), scratch.blocks.data(), scratch.sums.data()};
+    softmax_weights(logits, vocab, max, params.temperature, weights);
+    if (0 < params.top_k && params.top_k < vocab) {
+        drop_beyond(logits, vocab, max, cutoff_by_count(logits, vocab, max, params.top_k, cutoff_scratch), weights);
+    }
+    Cutoff cutoff;
+    if (params.top_p < 1) {
+        cutoff = cutoff_by_mass(logits, weights, vocab, max, params.temperature, params.top_p, cutoff_scratch);
+    }
+    if (params.min_p > 0) {
+        // Likelihood at least min_p of the likeliest's, said as a distance between logits.
+        const float distance = -params.temperature * std::log(params.min_p);
+        if (distance < cutoff.distance) cutoff = {distance, std::numeric_limits<std::int32_t>::max()};
+    }
+    if (cutoff.distance < kInfinity) drop_beyond(logits, vocab, max, cutoff, weights);
+    return draw(weights, vocab, uniform_at(params.seed, params.position), scratch.sums.data());
+}
+
+void report_logprobs(const float* logits, std::int32_t vocab, float max, std::int32_t count, RowResult result) {
+    double normalizer = 0;
+    if (max == kInfinity) {
+        normalizer = std::log(static_cast<double>(std::count(logits, logits + vocab, kInfinity)));
+    } else {
+        normalizer = log_sum_exp(logits, vocab, max);
+    }
+    const auto logprob = [=](std::int32_t token) {
+        const double distance = logits[token] == max ? 0 : static_cast<double>(max) - logits[token];
+        return static_cast<float>(-distance - normalizer);
+    };
+    *result.logprob = logprob(*result.token);
+    if (count == 0) return;
+    top_logits(logits, vocab, count, result.top_tokens);
+    for (std::int32_t n = 0; n < count; ++n) result.top_logprobs[n] = logprob(result.top_tokens[n]);
+}
+
+}  // namespace
+
+void RowScratch::reserve(std::int32_t vocab) {
+    const auto size = static_cast<std::size_t>(vocab);
+    if (logits.size() >= size) return;
+    logits.resize(size);
+    weights.resize(size);
+    tokens.resize(size);
+    blocks.resize(2 * static_cast<std::size_t>(cutoff_blocks(vocab)));
+    sums.resize(static_cast<std::size_t>(std::max(kCutoffBins, draw_blocks(vocab))));
+}
+
+RowStatus sample_row(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch,
+                     RowResult result) {
+    const RowMax raw = row_max(logits, vocab);
+    if (raw.has_nan) return RowStatus::nan;
+
+    RowMax best = raw;
+    const float* row = logits;
+    if (is_edited(params)) {
+        std::copy_n(logits, vocab, scratch.logits.data());
+        edit(params, scratch.logits.data());
+        row = scratch.logits.data();
+        best = row_max(row, vocab);
+    }
+    if (best.value == -kInfinity) return RowStatus::empty;
+
+    *result.token = best.token;
+    if (params.temperature > 0) {
+        if (best.value == kInfinity) {
+            if (row == logits) std::copy_n(logits, vocab, scratch.logits.data());
+            resolve_infinities(scratch.logits.data(), vocab);
+            row = scratch.logits.data();
+            best.value = 0;
+        }
+        *result.token = draw_token(row, vocab, best.value, params, scratch);
+    }
+    if (params.num_logprobs >= 0) report_logprobs(logits, vocab, raw.value, params.num_logprobs, result);
+    return RowStatus::ok;
+}
+
+}  // namespace optimc

@@ -1,0 +1,79 @@
+"""A request inside the engine: its sequence, how it samples, what was delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc.errors import OptimcError
+from optimc_runtime.output_text import OutputText
+from optimc_runtime.request import FinishReason, RequestOutput, Timings, TokenLogprob, Usage
+from optimc_runtime.sampler import SamplingState
+from optimc_runtime.sequence import Sequence
+
+OnOutput = Callable[[RequestOutput], None]
+OnLogits = Callable[[int, NDArray[np.float32]], None]
+"""(first position, logits [n, V]); the array is valid during the call only."""
+
+
+class ActiveRequest:
+    """A request between submission and its last output. `sampling` is None for one that only scores its prompt."""
+
+    __slots__ = (
+        "arrival_s",
+        "first_token_s",
+        "on_logits",
+        "on_output",
+        "sampling",
+        "scheduled_s",
+        "sequence",
+        "stop_ids",
+        "text",
+    )
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        on_output: OnOutput,
+        arrival_s: float,
+        *,
+        sampling: SamplingState | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        text: OutputText | None = None,
+        on_logits: OnLogits | None = None,
+    ) -> None:
+        self.sequence = sequence
+        self.sampling = sampling
+        self.stop_ids = stop_ids
+        self.text = text
+        self.on_output = on_output
+        self.on_logits = on_logits
+        self.arrival_s = arrival_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+
+    def output(
+        self,
+        token_ids: tuple[int, ...] = (),
+        text: str = "",
+        *,
+        logprob: TokenLogprob | None = None,
+        finish_reason: FinishReason | None = None,
+        finished_s: float | None = None,
+        error: OptimcError | None = None,
+    ) -> RequestOutput:
+        """Return the increment to deliver."""
+        sequence = self.sequence
+        asked = self.sampling is not None and self.sampling.params.logprobs is not None
+        return RequestOutput(
+            request_id=sequence.request_id,
+            token_ids=token_ids,
+            text=text,
+            logprobs=(() if logprob is None else (logprob,)) if asked else None,
+            finish_reason=finish_reason,
+            usage=Usage(sequence.num_prompt, sequence.num_output, sequence.num_cached),
+            timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, finished_s),
+            error=error,
+        )

@@ -1,0 +1,108 @@
+"""How an engine is run: the options of one process, checked against the plan it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optimc.errors import ConfigError, Fault
+from optimc.plan import Manifest
+from optimc_runtime.executor.base import KvPoolInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What no step and no request may exceed: the plan's limits, narrowed by the options and the pool."""
+
+    max_seq_len: int
+    """Longest sequence in tokens, prompt plus output."""
+    max_step_tokens: int
+    """Most tokens T in one step."""
+    max_seqs: int
+    """Most sequences B in one step."""
+    block_size: int
+    """Slots S per block."""
+    num_blocks: int
+    """Blocks P in the pool."""
+
+    @property
+    def max_running(self) -> int:
+        """Sequences that may run at once: each must be able to decode in every step."""
+        return min(self.max_seqs, self.max_step_tokens)
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Longest sequence that can run at all: alone, in an empty pool."""
+        return min(self.max_seq_len, self.num_blocks * self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options of `optimc serve`. None means: as the plan says. Raises ConfigError listing every fault."""
+
+    max_seqs: int | None = None
+    """Most sequences in one step."""
+    max_step_tokens: int | None = None
+    """Most tokens in one step."""
+    max_seq_len: int | None = None
+    """Longest sequence in tokens, prompt plus output."""
+    kv_memory_bytes: int | None = None
+    """Size of the KV pool."""
+    prefix_cache: bool = True
+    """Reuse the K/V of full blocks between requests that begin alike."""
+    chunked_prefill: bool = True
+    """Split prompts over steps. Off: a prompt runs whole in one step or waits, and must not exceed max_step_tokens."""
+    inflight_batching: bool = True
+    """Let requests join a running batch. Off: a new batch starts only when the previous one is finished."""
+    max_queued_requests: int = 256
+    """Requests that may wait beyond those that could run at once; one more is refused (HTTP 429)."""
+    max_queued_tokens: int = 1 << 20
+    """Prompt tokens that may wait; a request that would exceed it is refused unless nothing waits."""
+    max_overtakes: int = 64
+    """Younger requests that may pass a waiting one that does not fit, before none may."""
+    threads: int | None = None
+    """Threads of the executor; None lets it choose."""
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name in ("max_seqs", "max_step_tokens", "max_seq_len", "kv_memory_bytes", "threads"):
+            value = getattr(self, name)
+            if value is not None and not _is_int(value, 1):
+                faults.append(Fault(name, f"must be an integer of at least 1, got {value!r}"))
+        for name in ("max_queued_requests", "max_queued_tokens", "max_overtakes"):
+            if not _is_int(getattr(self, name), 0):
+                faults.append(Fault(name, f"must be an integer of at least 0, got {getattr(self, name)!r}"))
+        for name in ("prefix_cache", "chunked_prefill", "inflight_batching"):
+            if not isinstance(getattr(self, name), bool):
+                faults.append(Fault(name, f"must be true or false, got {getattr(self, name)!r}"))
+        if faults:
+            raise ConfigError("engine options", faults)
+
+    def resolve(self, manifest: Manifest, pool: KvPoolInfo) -> StepLimits:
+        """Return the limits in force. Raises ConfigError for every option beyond what the plan was built for."""
+        built = manifest.limits
+        faults = [
+            Fault(name, f"{wanted:,} exceeds the {limit:,} the plan was built for; rebuild it with larger limits")
+            for name in ("max_seqs", "max_step_tokens", "max_seq_len")
+            if (wanted := getattr(self, name)) is not None and wanted > (limit := getattr(built, name))
+        ]
+        if pool.block_size != manifest.kv.block_size:
+            faults.append(
+                Fault("kv", f"the executor's blocks have {pool.block_size} slots, the plan's {manifest.kv.block_size}")
+            )
+        if pool.num_blocks < 1:
+            faults.append(
+                Fault("kv_memory_bytes", f"holds no block; one takes {pool.bytes_per_block:,} bytes, give more memory")
+            )
+        if faults:
+            raise ConfigError(f"engine options for plan '{manifest.name}'", faults)
+        return StepLimits(
+            max_seq_len=self.max_seq_len or built.max_seq_len,
+            max_step_tokens=self.max_step_tokens or built.max_step_tokens,
+            max_seqs=self.max_seqs or built.max_seqs,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
+        )
+
+
+def _is_int(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,448 @@
+"""The engine: requests in from any thread, answers out from its own.
+
+`submit` and `abort` only leave a note and wake the engine's thread, which takes the notes in before each step. It
+sleeps while there is nothing to do. `generate`, `stream` and `score` start the thread if nobody has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import queue
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from enum import Enum, auto
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc.errors import EngineError, OverloadedError, RequestError
+from optimc.plan import Manifest, Plan
+from optimc_runtime.active_request import ActiveRequest, OnLogits
+from optimc_runtime.admission import check_prompt, output_limit
+from optimc_runtime.block_pool import BlockPool
+from optimc_runtime.config import EngineConfig
+from optimc_runtime.executor.base import Executor
+from optimc_runtime.executor.load import load_executor
+from optimc_runtime.generate import Batch
+from optimc_runtime.output_text import OutputText
+from optimc_runtime.prefix_cache import BlockHash, PrefixCache, chain_hash
+from optimc_runtime.request import Generation, RequestId, RequestOutput, SamplingParams
+from optimc_runtime.sampler import SamplingState
+from optimc_runtime.scheduler import Scheduler
+from optimc_runtime.sequence import Sequence as TokenSequence
+from optimc_runtime.stats import EngineStats
+from optimc_runtime.step_loop import StepLoop
+from optimc_runtime.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int]
+"""Text, encoded with the tokenizer's own settings, or token ids."""
+
+
+class _State(Enum):
+    NEW = auto()
+    RUNNING = auto()
+    DRAINING = auto()
+    """Finishes what it has; accepts nothing."""
+    STOPPING = auto()
+    """Aborts what it has."""
+    BROKEN = auto()
+    """The loop itself failed; only `close` is left."""
+
+
+class Engine:
+    """Serves one plan on one executor, which it owns and closes.
+
+    Raises ConfigError if an option exceeds what the plan was built for. Usable as a context manager: `start`, and
+    `close` without draining.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        tokenizer: Tokenizer | None,
+        config: EngineConfig | None = None,
+        *,
+        block_hash: BlockHash = chain_hash,
+    ) -> None:
+        self.config = EngineConfig() if config is None else config
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.limits = self.config.resolve(manifest, executor.pool)
+        if self.limits.max_request_tokens < self.limits.max_seq_len:
+            _log.warning(
+                "the KV pool holds %d tokens: requests are limited to that, not to max_seq_len %d",
+                self.limits.max_request_tokens,
+                self.limits.max_seq_len,
+            )
+        pool = BlockPool(self.limits.num_blocks, self.limits.block_size)
+        engine_id = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+        self.scheduler = Scheduler(
+            self.limits,
+            pool,
+            PrefixCache(pool, engine_id, block_hash) if self.config.prefix_cache else None,
+            chunked_prefill=self.config.chunked_prefill,
+            inflight_batching=self.config.inflight_batching,
+            max_overtakes=self.config.max_overtakes,
+        )
+        self._executor = executor
+        self._loop = StepLoop(executor, self.scheduler, self._forget)
+        self._thread: threading.Thread | None = None
+        self._executor_open = True
+        self._last_progress_s = time.monotonic()
+        self._order = itertools.count()
+
+        self._wake = threading.Condition()  # guards what follows
+        self._state = _State.NEW
+        self._inbox: list[ActiveRequest] = []
+        self._inbox_tokens = 0
+        self._aborts: list[ActiveRequest] = []
+        self._calls: list[tuple[Callable[[], None], Future[None]]] = []
+        self._unfinished: dict[RequestId, ActiveRequest] = {}
+
+    @classmethod
+    def load(cls, plan_path: Path | str, config: EngineConfig | None = None, *, trust: bool = False) -> Engine:
+        """Open a plan and make its executor. `trust` skips checking every tensor's SHA-256.
+
+        Raises PlanError if the plan cannot be used here, ConfigError if an option exceeds what it was built for.
+        """
+        config = EngineConfig() if config is None else config
+        plan = Plan.open(plan_path, verify=not trust)
+        executor = load_executor(plan, kv_memory_bytes=config.kv_memory_bytes, threads=config.threads)
+        try:
+            return cls(executor, plan.manifest, Tokenizer.from_plan(plan), config)
+        except BaseException:
+            executor.close()
+            raise
+
+    @property
+    def max_seq_len(self) -> int:
+        """Longest sequence in tokens, prompt plus output."""
+        return self.limits.max_seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids V."""
+        return self.manifest.model.vocab_size
+
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the engine's thread; nothing happens if it runs. Raises EngineError after `close`."""
+        with self._wake:
+            if self._state is _State.RUNNING:
+                return
+            self._check_open()
+            self._state = _State.RUNNING
+            self._last_progress_s = time.monotonic()
+            self._thread = threading.Thread(target=self._run, name="optimc-engine", daemon=True)
+            self._thread.start()
+
+    def close(self, drain: bool = False, timeout_s: float | None = None) -> None:
+        """Stop and release the executor. With `drain`, first finish what was accepted (at most for `timeout_s`); what
+        is left is aborted. Nothing is accepted from now on. Idempotent."""
+        self._leave(_State.DRAINING if drain else _State.STOPPING)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self._leave(_State.STOPPING)
+                self._thread.join()
+        else:
+            while self._turn():
+                pass
+        with self._wake:
+            executor_open, self._executor_open = self._executor_open, False
+        if executor_open:
+            self._executor.close()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        on_output: Callable[[RequestOutput], None],
+        request_id: str | None = None,
+        cache_salt: str = "",
+    ) -> RequestId:
+        """Queue a request. `on_output` is called from the engine's thread for every token, with finish_reason set in
+        the last call; if it raises, the request ends. Requests share cached prefixes only under the same `cache_salt`.
+
+        Raises RequestError if the request can never be served, OverloadedError if the queue is full, EngineError if
+        the engine is closed.
+        """
+        prompt = check_prompt(prompt_ids, self.vocab_size, self.limits, chunked_prefill=self.config.chunked_prefill)
+        most = output_limit(len(prompt), params, self.limits)
+        for token_id in params.stop_token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    f"stop_token_ids: {token_id} is outside the vocabulary of {self.vocab_size:,}",
+                    param="stop_token_ids",
+                )
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and the plan has none", param="stop")
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= frozenset(self.manifest.tokens.eos)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        sequence = TokenSequence(
+            RequestId(request_id or uuid.uuid4().hex),
+            next(self._order),
+            prompt,
+            most,
+            extras=(("salt", cache_salt),) if cache_salt else (),
+        )
+        request = ActiveRequest(
+            sequence,
+            on_output,
+            time.monotonic(),
+            sampling=SamplingState(params, prompt.tolist(), stop_ids, self.vocab_size, seed),
+            stop_ids=stop_ids,
+            text=OutputText(self.tokenizer, params),
+        )
+        self._enqueue(request)
+        return sequence.request_id
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request in whatever state it is, within one step; its last output has finish_reason "abort". Nothing
+        happens if it is unknown, finished or aborted already."""
+        with self._wake:
+            request = self._unfinished.get(request_id)
+            if request is not None:
+                self._aborts.append(request)
+                self._wake.notify_all()
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[RequestOutput]:
+        """Yield a request's outputs as they come; submitted when first iterated, aborted if left early.
+
+        Raises what `submit` raises, and the request's error if it fails.
+        """
+        self.start()
+        arrived: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        request_id = self.submit(self._encode(prompt), params, on_output=arrived.put)
+        try:
+            while True:
+                output = arrived.get()
+                if output.error is not None:
+                    raise output.error
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            self.abort(request_id)
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[Generation]:
+        """Answer all prompts, any number of them: when the queue is full, this waits instead of failing.
+
+        Raises RequestError for the first prompt that can never be served, and the error of the first that fails; the
+        others are aborted.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts, but {len(each)} params")
+        self.start()
+        return Batch(self).run([self._encode(prompt) for prompt in prompts], each)
+
+    def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits [T, V] at every position of a text, as served: row t predicts token t+1. Raises as
+        `score_stream`, which does not hold them all."""
+        logits = np.empty((len(token_ids), self.vocab_size), np.float32)
+
+        def keep(start: int, rows: NDArray[np.float32]) -> None:
+            logits[start : start + len(rows)] = rows
+
+        self.score_stream(token_ids, keep)
+        return logits
+
+    def score_stream(self, token_ids: Sequence[int], on_logits: OnLogits) -> None:
+        """Call `on_logits(start, logits [n, V])` for consecutive runs of positions, in order, each position once.
+
+        The text goes through the scheduler like any prompt, in chunks, among other requests; the prefix cache is
+        neither asked nor told. `on_logits` is called from the engine's thread and must copy what it keeps. Raises
+        what `submit` raises, EngineError if a step fails, and whatever `on_logits` raises.
+        """
+        prompt = check_prompt(token_ids, self.vocab_size, self.limits, chunked_prefill=self.config.chunked_prefill)
+        self.start()
+        ended: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        failures: list[Exception] = []
+
+        def guarded(start: int, logits: NDArray[np.float32]) -> None:
+            try:
+                on_logits(start, logits)
+            except Exception as error:
+                failures.append(error)
+                raise
+
+        sequence = TokenSequence(
+            RequestId(uuid.uuid4().hex), next(self._order), prompt, max_output_tokens=0, all_logits=True
+        )
+        self._enqueue(ActiveRequest(sequence, ended.put, time.monotonic(), on_logits=guarded))
+        try:
+            output = ended.get()
+        finally:
+            self.abort(sequence.request_id)
+        if failures:
+            raise failures[0]
+        if output.finish_reason != "length":
+            raise output.error or EngineError("the engine was closed before the text was scored")
+
+    def step(self) -> bool:
+        """Run one step on the caller's thread; return whether work is left. Only before `start`: for tools and tests
+        that need to decide when things happen."""
+        assert self._thread is None, "the engine's thread is running"
+        return self._turn()
+
+    def warm_up(self) -> None:
+        """Run the largest prefill and decode steps once, so that the first request does not pay for them. Writes only
+        blocks that are free now; the prefix cache and all figures stay as they are. Raises what the executor raises."""
+        self._call(self._loop.warm_up)
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of load and totals; requests the engine's thread has not taken in yet count as waiting."""
+        return self._loop.stats(len(self._inbox))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; returns when it is done."""
+        self._call(self.scheduler.reset_prefix_cache)
+
+    def is_healthy(self, threshold_s: float) -> bool:
+        """Return whether the engine accepts requests and, if it has any, finished a step in the last `threshold_s`."""
+        with self._wake:
+            if self._state not in (_State.NEW, _State.RUNNING):
+                return False
+            return not self._unfinished or time.monotonic() - self._last_progress_s <= threshold_s
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise RequestError("a text prompt needs a tokenizer, and the plan has none; give token ids", param="prompt")
+        return self.tokenizer.encode(prompt)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Run `function` between two steps, on the thread that runs them, and wait for it."""
+        done: Future[None] = Future()
+        with self._wake:
+            self._check_open()
+            self._calls.append((function, done))
+            self._wake.notify_all()
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            self._run_calls()
+        done.result()
+
+    def _run_calls(self) -> None:
+        with self._wake:
+            calls, self._calls = self._calls, []
+        for function, done in calls:
+            try:
+                function()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+    def _enqueue(self, request: ActiveRequest) -> None:
+        sequence = request.sequence
+        with self._wake:
+            self._check_open()
+            if sequence.request_id in self._unfinished:
+                raise RequestError(f"request id '{sequence.request_id}' is in use", param="request_id")
+            self._check_queue(sequence.num_prompt)
+            if not self._unfinished:
+                self._last_progress_s = time.monotonic()
+            self._unfinished[sequence.request_id] = request
+            self._inbox.append(request)
+            self._inbox_tokens += sequence.num_prompt
+            self._wake.notify_all()
+
+    def _check_open(self) -> None:
+        if self._state is _State.BROKEN:
+            raise EngineError("the engine is broken; see its log and restart it")
+        if self._state not in (_State.NEW, _State.RUNNING):
+            raise EngineError("the engine is closed")
+
+    def _check_queue(self, num_prompt: int) -> None:
+        """Raise OverloadedError if a prompt of that many tokens is one too many."""
+        waiting = len(self.scheduler.waiting) + len(self._inbox)
+        could_run = self.limits.max_running - len(self.scheduler.running)
+        most = self.config.max_queued_requests
+        if waiting - could_run >= most:
+            raise OverloadedError(f"{waiting} requests are waiting, {most} may beyond what can run; try again later")
+        tokens = self.scheduler.waiting_tokens + self._inbox_tokens
+        if waiting and tokens + num_prompt > self.config.max_queued_tokens:
+            raise OverloadedError(
+                f"{tokens:,} prompt tokens are waiting; {num_prompt:,} more would exceed "
+                f"{self.config.max_queued_tokens:,}; try again later"
+            )
+
+    def _forget(self, request_id: RequestId) -> None:
+        with self._wake:
+            self._unfinished.pop(request_id, None)
+
+    def _leave(self, state: _State) -> None:
+        with self._wake:
+            if self._state is not _State.BROKEN:
+                self._state = state
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        try:
+            while self._turn(wait=True) or self._state is _State.RUNNING:
+                pass
+        except Exception as error:
+            self._break(error)
+
+    def _turn(self, *, wait: bool = False) -> bool:
+        """Take in what arrived and run one step; return whether work is left. With `wait`, sleep until there is any."""
+        with self._wake:
+            while wait and self._state is _State.RUNNING and not self._has_news():
+                self._wake.wait()
+            for request in self._inbox:
+                self._loop.add(request)
+            self._inbox.clear()
+            self._inbox_tokens = 0
+            aborts, self._aborts = self._aborts, []
+            stopping = self._state is _State.STOPPING
+        for request in aborts:
+            self._loop.abort(request)
+        self._run_calls()
+        if stopping:
+            self._loop.abort_all()
+        self._loop.step()
+        self._last_progress_s = time.monotonic()
+        with self._wake:
+            return self._has_news()
+
+    def _has_news(self) -> bool:
+        return bool(self._inbox or self._aborts or self._calls or self._loop.has_work)
+
+    def _break(self, error: Exception) -> None:
+        """Fail everything: the scheduler's own state cannot be trusted any more."""
+        _log.critical("the engine's loop failed", exc_info=error)
+        with self._wake:
+            self._state = _State.BROKEN
+            inbox, self._inbox = self._inbox, []
+            calls, self._calls = self._calls, []
+        failure = EngineError(f"the engine's loop failed: {type(error).__name__}: {error}")
+        self._loop.fail_all(failure, inbox)
+        for _, done in calls:
+            done.set_exception(failure)

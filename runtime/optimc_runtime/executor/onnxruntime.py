@@ -1,0 +1,202 @@
+"""The ONNX Runtime executor: the portable reference.
+
+The graph reads the KV pool and returns this step's K/V rows; the executor commits them to their slots. Weights are
+mapped from the plan file by ONNX Runtime itself; its kernels keep a rearranged copy of the matrices they multiply by,
+so memory holds each of them once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc.errors import EngineError, MissingExtraError, PlanCorruptError, PlanTargetError
+from optimc.plan import Plan
+from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+from optimc_runtime.executor.external_weights import ExternalWeight, declare_weights
+from optimc_runtime.executor.onnx_program import OnnxProgram
+from optimc_runtime.executor.step_groups import Group, lay_out, split, view
+
+BACKEND = "onnxruntime"
+
+_FLOAT32_ACTIVATIONS, _INT8_ACTIVATIONS = "1", "4"
+"""Values of ONNX Runtime's accuracy level for fused quantized products."""
+
+_DISABLED_OPTIMIZERS = ["MatMulAddFusion"]
+"""Turns a product and the addition after it into a Gemm, which keeps a quantized product from its fused kernel: the
+weight would be dequantized in every step."""
+
+
+class OnnxRuntimeExecutor:
+    """Runs steps of a plan lowered for ONNX Runtime on the CPU. See `Executor`.
+
+    The pool is float32: per layer, keys and values [P * S + 1, Hkv * D]. The last row stays zero; padding reads it.
+    """
+
+    def __init__(self, plan: Plan, *, kv_memory_bytes: int | None = None, threads: int | None = None) -> None:
+        """Check the plan, create the session and allocate the pool.
+
+        `kv_memory_bytes` defaults to the manifest's, `threads` to one per physical core. Raises PlanTargetError if the
+        plan wants another backend, version or cache type, or the memory does not hold one block; PlanCorruptError if
+        its program is damaged; MissingExtraError if ONNX Runtime is not installed.
+        """
+        manifest = plan.manifest
+        runtime = _checked_runtime(plan)
+        program = OnnxProgram.from_plan(plan)
+        if len(program.attention.layers) != len(manifest.kv.layers):
+            raise PlanCorruptError(
+                f"{plan.path}: {len(manifest.kv.layers)} layers in the KV layout, "
+                f"{len(program.attention.layers)} in the program"
+            )
+        self._vocab_size = manifest.model.vocab_size
+        self._ports = program.attention
+        self._block_size = manifest.kv.block_size
+        widths = [layer.num_kv_heads * layer.head_dim for layer in manifest.kv.layers]
+        bytes_per_block = sum(2 * width * np.dtype(np.float32).itemsize * self._block_size for width in widths)
+        memory = manifest.limits.kv_memory_bytes if kv_memory_bytes is None else kv_memory_bytes
+        num_blocks = memory // bytes_per_block
+        if num_blocks < 1:
+            raise PlanTargetError(
+                f"{plan.path}: a KV pool of {memory:,} bytes holds no block; "
+                f"one block of {self._block_size} tokens takes {bytes_per_block:,} bytes, raise kv_memory"
+            )
+        self._pool_info = KvPoolInfo(num_blocks, self._block_size, bytes_per_block)
+        self._null_row = num_blocks * self._block_size
+        self._session = _create_session(runtime, plan, program, threads)
+        self._binding = self._session.io_binding()
+        self._output_names = [output.name for output in self._session.get_outputs()]
+        self._ort_value = runtime.OrtValue.ortvalue_from_numpy
+        self._key_pools = [np.zeros((self._null_row + 1, width), np.float32) for width in widths]
+        self._value_pools = [np.zeros((self._null_row + 1, width), np.float32) for width in widths]
+        for ports, keys, values in zip(self._ports.layers, self._key_pools, self._value_pools, strict=True):
+            self._binding.bind_ortvalue_input(ports.key_pool, self._ort_value(keys))
+            self._binding.bind_ortvalue_input(ports.value_pool, self._ort_value(values))
+
+    @property
+    def pool(self) -> KvPoolInfo:
+        """The KV pool this executor owns."""
+        return self._pool_info
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises EngineError if ONNX Runtime fails; then no block written by this step may be used."""
+        assert len(plan.tokens) == plan.query_start[-1], "query_start ends at the number of tokens"
+        logits = np.empty((len(plan.logits_rows), self._vocab_size), np.float32)
+        for group in split(plan):
+            logits[group.rows] = self._run(plan, group)
+        return StepResult(logits)
+
+    def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
+        """Copy K/V rows between slots, as if all were read before any is written."""
+        for pool in (*self._key_pools, *self._value_pools):
+            pool[dst_slots] = pool[src_slots]  # Indexing by an array copies, so reads come first.
+
+    def close(self) -> None:
+        """Release the pool and the session. The executor cannot be used afterwards."""
+        self._key_pools, self._value_pools = [], []
+        self._binding = self._session = None
+
+    def _run(self, plan: StepPlan, group: Group) -> NDArray[np.float32]:
+        """Run one group, commit its K/V rows and return its logits [R, V]."""
+        layout = lay_out(plan, group)
+        inputs: dict[str, NDArray[Any]] = {
+            "input_ids": plan.tokens[group.tokens],
+            "position_ids": plan.positions[group.tokens],
+            "logits_rows": group.logits_rows,
+            self._ports.query_index: layout.query_index,
+            self._ports.unpad_index: layout.unpad_index,
+        }
+        for window in self._ports.windows:
+            seen = view(plan, group, layout, window.window, self._block_size, self._null_row)
+            inputs |= {window.context_slots: seen.context_slots, window.mask: seen.mask}
+        outputs = self._call(inputs)
+        slots = plan.slots[group.tokens]
+        for ports, keys, values in zip(self._ports.layers, self._key_pools, self._value_pools, strict=True):
+            keys[slots] = outputs[ports.step_keys].numpy()
+            values[slots] = outputs[ports.step_values].numpy()
+        logits: NDArray[np.float32] = outputs["logits"].numpy()
+        return logits
+
+    def _call(self, inputs: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        """Run the graph on `inputs` and the pool; return its outputs by name."""
+        assert self._binding is not None, "the executor is closed"
+        for name, array in inputs.items():
+            self._binding.bind_ortvalue_input(name, self._ort_value(np.ascontiguousarray(array)))
+        for name in self._output_names:
+            self._binding.bind_output(name, "cpu")
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's exceptions share no base of their own
+            tokens = len(inputs["input_ids"])
+            raise EngineError(f"onnxruntime failed in a step of {tokens} tokens: {error}") from error
+        outputs = dict(zip(self._output_names, self._binding.get_outputs(), strict=True))
+        self._binding.clear_binding_outputs()
+        return outputs
+
+
+def _checked_runtime(plan: Plan) -> ModuleType:
+    """Return the onnxruntime module if it and this executor meet everything the plan requires."""
+    target = plan.manifest.target
+    if target.backend != BACKEND:
+        raise PlanTargetError(f"{plan.path}: built for '{target.backend}', this is the {BACKEND} executor")
+    if plan.manifest.kv.dtype != "float32":
+        raise PlanTargetError(f"{plan.path}: wants a {plan.manifest.kv.dtype} KV cache, {BACKEND} has float32 only")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError("onnxruntime", "ort", f"serving {plan.path}") from error
+    for name, wanted in target.requirements.items():
+        if name != "onnxruntime" or not wanted.startswith(">="):
+            raise PlanTargetError(f"{plan.path}: requires {name} {wanted}, which this optimc cannot check; update it")
+        if _version(onnxruntime.__version__) < _version(wanted.removeprefix(">=")):
+            raise PlanTargetError(
+                f"{plan.path}: requires onnxruntime {wanted}, installed is {onnxruntime.__version__}; "
+                "pip install -U onnxruntime"
+            )
+    module: ModuleType = onnxruntime
+    return module
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _create_session(runtime: ModuleType, plan: Plan, program: OnnxProgram, threads: int | None) -> Any:
+    path = plan.path.resolve()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.log_severity_level = 3
+    # Threads spin between the kernels of a step, where gaps are microseconds, and sleep between steps.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    options.add_session_config_entry(
+        "session.qdq_matmulnbits_accuracy_level",
+        _INT8_ACTIVATIONS if program.int8_activations else _FLOAT32_ACTIVATIONS,
+    )
+    model = declare_weights(plan.blob(program.model), _weights(plan, program, path))
+    try:
+        session = runtime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"], disabled_optimizers=_DISABLED_OPTIMIZERS
+        )
+    except Exception as error:  # ONNX Runtime's exceptions share no base of their own
+        raise PlanTargetError(
+            f"{plan.path}: onnxruntime {runtime.__version__} cannot load the program: {error}"
+        ) from error
+    # ONNX Runtime opens the file by name: make sure that it met the file whose offsets it was given.
+    with Plan.open(path) as reopened:
+        if reopened.content_hash != plan.content_hash:
+            raise PlanTargetError(f"{plan.path}: replaced by another plan while it was being loaded; load it again")
+    return session
+
+
+def _weights(plan: Plan, program: OnnxProgram, path: Path) -> list[ExternalWeight]:
+    weights = []
+    for name, entry in program.initializers.items():
+        spec = plan.spec(entry.tensor)
+        weights.append(ExternalWeight(name, entry.onnx_dtype, entry.shape, path.name, spec.offset, spec.nbytes))
+    return weights
+

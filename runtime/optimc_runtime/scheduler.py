@@ -1,0 +1,281 @@
+"""Which tokens run in the next step. The whole algorithm:
+
+1. A step has one budget of max_step_tokens tokens. At most min(max_seqs, max_step_tokens) sequences run at once.
+2. Running sequences with one token left to compute (decode) go first, oldest first; then running prefills take chunks
+   of the budget, oldest first; what remains admits waiting sequences, oldest first.
+3. A sequence is admitted only if its whole context (prompt, and output from before a preemption) and the token after it
+   fit the pool; it takes all blocks of the context at once. Cached full blocks come from the prefix cache, but the last
+   known token is always computed: its logits are needed.
+4. A decode that finds no block preempts the youngest running sequence, perhaps itself: it gives back all its blocks and
+   waits at its old place, to be recomputed. The oldest is never a victim of others, so it always moves on.
+5. A waiting sequence that does not fit is overtaken by younger ones at most max_overtakes times; then no younger one is
+   admitted before it. Everything accepted fits an empty pool, so it runs once the running ones have finished.
+6. Full blocks become visible in the prefix cache in `commit`, after the step that wrote them succeeded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+
+import numpy as np
+
+from optimc_runtime.block_pool import BlockId, BlockPool
+from optimc_runtime.config import StepLimits
+from optimc_runtime.prefix_cache import PrefixCache
+from optimc_runtime.sequence import Sequence, Status
+from optimc_runtime.step import Step, Work, build_step
+
+_AGE = attrgetter("order")
+
+
+class Scheduler:
+    """Decides without tensors: sequences and block ids in, one `Step` out.
+
+    Per step the caller does `schedule`, then either `commit` and `Sequence.append`, or `release` for the sequences of a
+    step that failed. `release` ends a sequence in any state. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        limits: StepLimits,
+        pool: BlockPool,
+        cache: PrefixCache | None,
+        *,
+        chunked_prefill: bool = True,
+        inflight_batching: bool = True,
+        max_overtakes: int = 64,
+    ) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.cache = cache
+        self.running: list[Sequence] = []
+        """By age, oldest first."""
+        self.waiting: list[Sequence] = []
+        """By age, oldest first; preempted ones stand at their old place."""
+        self.waiting_tokens = 0
+        self.num_preemptions = 0
+        self.prefix_queried_tokens = 0
+        """Prompt tokens looked up in the prefix cache; recomputation after a preemption does not count."""
+        self.prefix_hit_tokens = 0
+        self._chunked_prefill = chunked_prefill
+        self._inflight_batching = inflight_batching
+        self._max_overtakes = max_overtakes
+        # One row per running sequence, updated when its blocks change: a step copies rows, it does not rebuild them.
+        columns = -(-limits.max_request_tokens // limits.block_size)
+        self._table = np.zeros((limits.max_running, columns), np.int32)
+        self._free_rows = list(range(limits.max_running - 1, -1, -1))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence runs or waits."""
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a new sequence wait. The caller has checked that it fits alone."""
+        assert sequence.status is Status.WAITING
+        assert 0 < sequence.num_tokens <= sequence.max_tokens <= self.limits.max_request_tokens
+        self._wait(sequence)
+
+    def schedule(self) -> Step | None:
+        """Return the next step, or None if there is no work."""
+        if not self.has_work:
+            return None
+        # A static batch is open until its first step; later arrivals wait for the next one.
+        open_for_admission = self._inflight_batching or not self.running
+        budget = self.limits.max_step_tokens
+        chunks: list[tuple[Sequence, int]] = []
+
+        index = 0
+        while index < len(self.running):  # preemption shortens the list from its young end, at or behind index
+            sequence = self.running[index]
+            if sequence.num_tokens - sequence.num_computed == 1 and self._grow(sequence):
+                chunks.append((sequence, 1))
+                budget -= 1
+            index += 1
+        assert budget >= 0
+
+        for sequence in self.running:
+            remaining = sequence.num_tokens - sequence.num_computed
+            if remaining > 1 and (count := self._chunk(sequence, remaining, budget)):
+                chunks.append((sequence, count))
+                budget -= count
+
+        if open_for_admission:
+            self._admit(chunks, budget)
+        assert chunks, "work exists, but nothing can run"
+        work = tuple(Work(sequence, count, _num_logits(sequence, count)) for sequence, count in chunks)
+        return build_step(work, self._table, self.limits.block_size)
+
+    def commit(self, step: Step) -> None:
+        """Record that the step succeeded for all its sequences that were not released since: their tokens are computed,
+        and blocks they filled become visible in the cache."""
+        size = self.limits.block_size
+        for item in step.work:
+            sequence = item.sequence
+            if sequence.status is not Status.RUNNING:
+                continue
+            sequence.num_computed += item.num_tokens
+            if sequence.all_logits:
+                sequence.num_scored = max(sequence.num_scored, sequence.num_computed)
+            while sequence.lease is not None and (sequence.num_published + 1) * size <= sequence.num_computed:
+                assert self.cache is not None
+                start = sequence.num_published * size
+                tokens = sequence.tokens[start : start + size]
+                block = sequence.blocks[sequence.num_published]
+                sequence.lease = self.cache.publish(sequence.lease, tokens, block)
+                sequence.num_published += 1
+
+    def release(self, sequence: Sequence) -> None:
+        """End a sequence, waiting or running: it gives back all it holds."""
+        assert sequence.status is not Status.FINISHED
+        if sequence.status is Status.RUNNING:
+            self._stop_running(sequence)
+        else:
+            self._stop_waiting(sequence)
+        sequence.status = Status.FINISHED
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes. What runs goes on, but publishes nothing more."""
+        if self.cache is not None:
+            for sequence in self.running:
+                sequence.lease = None
+            self.cache.clear()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless blocks, references, rows and queues agree."""
+        self.pool.check_integrity()
+        if self.cache is not None:
+            self.cache.check_integrity()
+        references = [0] * self.pool.num_blocks
+        for sequence in self.running:
+            for block in sequence.blocks:
+                references[block] += 1
+            row = self._table[sequence.row]
+            assert row[: len(sequence.blocks)].tolist() == sequence.blocks, "a table row is stale"
+            assert not row[len(sequence.blocks) :].any(), "a table row is not cleared"
+        assert references == [self.pool.refcount(BlockId(block)) for block in range(self.pool.num_blocks)], (
+            "references and block tables disagree"
+        )
+        assert len(self.running) + len(self._free_rows) == self.limits.max_running, "a table row leaked"
+        assert self.waiting_tokens == sum(sequence.num_tokens for sequence in self.waiting)
+        assert not any(sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
+
+    def _chunk(self, sequence: Sequence, remaining: int, budget: int) -> int:
+        """Tokens of a prefill to run now. Recomputation may always be split: it can be longer than any step."""
+        if remaining <= budget or self._chunked_prefill or sequence.num_output:
+            return min(remaining, budget)
+        return 0
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for the next token, preempting from the young end; False if the sequence itself had to go."""
+        if len(sequence.blocks) * self.limits.block_size >= sequence.num_tokens:
+            return True
+        while (blocks := self.pool.allocate(1)) is None:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self._table[sequence.row, len(sequence.blocks)] = blocks[0]
+        sequence.blocks += blocks
+        return True
+
+    def _admit(self, chunks: list[tuple[Sequence, int]], budget: int) -> None:
+        overtaken: list[Sequence] = []
+        patience_left = True
+        for sequence in tuple(self.waiting):
+            if not self._free_rows or (budget == 0 and self._inflight_batching):
+                return
+            if not self._enter(sequence, budget):
+                if sequence.num_overtaken >= self._max_overtakes:
+                    return
+                overtaken.append(sequence)
+                continue
+            for older in overtaken:
+                older.num_overtaken += 1
+                if older.num_overtaken >= self._max_overtakes:
+                    patience_left = False
+            if count := self._chunk(sequence, sequence.num_tokens - sequence.num_computed, budget):
+                chunks.append((sequence, count))
+                budget -= count
+            if not patience_left:
+                return
+
+    def _enter(self, sequence: Sequence, budget: int) -> bool:
+        """Move a waiting sequence to running with all blocks of its context, or change nothing."""
+        if sequence.blocked_since == self.pool.num_released:
+            return False
+        size = self.limits.block_size
+        cached = (
+            self.cache.match(sequence.tokens[: sequence.num_tokens - 1], sequence.extras)
+            if self.cache is not None and sequence.extras is not None
+            else []
+        )
+        hits = [node.block for node in cached if node.block is not None]
+        num_hit = len(hits) * size
+        if self._inflight_batching and not self._chunk(sequence, sequence.num_tokens - num_hit, budget):
+            return False
+        missing = -(-sequence.num_tokens // size) - len(hits)
+        with_next = -(-min(sequence.num_tokens + 1, sequence.max_tokens) // size) - len(hits)
+        idle_hits = sum(self.pool.refcount(block) == 0 for block in hits)
+        if with_next + idle_hits > self.pool.num_available:
+            sequence.blocked_since = self.pool.num_released
+            return False
+
+        for block in hits:  # before allocating, which may evict what nobody references
+            self.pool.share(block)
+        fresh = self.pool.allocate(missing)
+        assert fresh is not None
+        self._stop_waiting(sequence)
+        sequence.status = Status.RUNNING
+        sequence.blocks = hits + fresh
+        sequence.num_computed = num_hit
+        sequence.num_published = len(hits)
+        sequence.blocked_since = None
+        sequence.num_overtaken = 0
+        sequence.row = self._free_rows.pop()
+        self._table[sequence.row, : len(sequence.blocks)] = sequence.blocks
+        if self.cache is not None and sequence.extras is not None:
+            sequence.lease = self.cache.lease(cached, sequence.extras)
+            if sequence.num_preemptions == 0:
+                sequence.num_cached = num_hit
+                self.prefix_queried_tokens += sequence.num_prompt
+                self.prefix_hit_tokens += num_hit
+        insort(self.running, sequence, key=_AGE)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop_running(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_AGE)
+        self.waiting_tokens += sequence.num_tokens
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        del self.waiting[bisect_left(self.waiting, sequence.order, key=_AGE)]
+        self.waiting_tokens -= sequence.num_tokens
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        del self.running[bisect_left(self.running, sequence.order, key=_AGE)]
+        self._table[sequence.row, : len(sequence.blocks)] = 0
+        self._free_rows.append(sequence.row)
+        self.pool.free(sequence.blocks)
+        if sequence.lease is not None:
+            assert self.cache is not None
+            self.cache.release(sequence.lease)
+            sequence.lease = None
+        sequence.row = -1
+        sequence.blocks = []
+        sequence.num_computed = 0
+
+
+def _num_logits(sequence: Sequence, count: int) -> int:
+    """Logits wanted of a chunk: all not yet delivered when scoring, the last token's when it completes the context."""
+    end = sequence.num_computed + count
+    if sequence.all_logits:
+        return min(count, max(0, end - sequence.num_scored))
+    return int(end == sequence.num_tokens and sequence.wants_token)

@@ -1,0 +1,12 @@
+"""The HTTP front end: the OpenAI API over an engine.
+
+A request's way: `body` reads it, `protocol` checks it, `prompts` turns it into token ids, `submission` hands it to the
+engine, `generate` words the reply through the endpoint's shape (`chat`, `completions`), `streaming` sends it.
+"""
+
+from optimc_runtime.server.app import build_app
+from optimc_runtime.server.client import EngineClient
+from optimc_runtime.server.options import ServerOptions
+from optimc_runtime.server.serve import HttpServer, serve
+
+__all__ = ["EngineClient", "HttpServer", "ServerOptions", "build_app", "serve"]

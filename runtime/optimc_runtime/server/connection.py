@@ -1,0 +1,49 @@
+"""HTTP/1.1 connections that may not stay open without asking anything."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_TIMEOUT_S = 10.0
+
+
+class DeadlineProtocol(H11Protocol):
+    """Closes a connection whose request headers are not complete in time, so that slow senders cannot hoard sockets.
+
+    uvicorn itself limits only the idle time between requests.
+    """
+
+    header_timeout_s = HEADER_TIMEOUT_S
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the clock stops when they complete a request, and starts when they begin another."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.header_timeout_s, self._expire)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()

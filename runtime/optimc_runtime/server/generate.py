@@ -1,0 +1,137 @@
+"""From a checked request to its reply, whole or streamed: the part both endpoints share."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from optimc.errors import OptimcError, RequestError
+from optimc_runtime.request import RequestOutput, SamplingParams, Usage
+from optimc_runtime.server.answer import Answer, usage_object
+from optimc_runtime.server.context import ServerContext
+from optimc_runtime.server.disconnect import unless_disconnected
+from optimc_runtime.server.errors import as_api_error
+from optimc_runtime.server.protocol.generation import GenerationFields
+from optimc_runtime.server.streaming import DONE, EventStream, event
+from optimc_runtime.server.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+
+class ReplyShape(Protocol):
+    """How one endpoint words its choices. One object per reply: it may keep state per choice."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        """Return a finished choice."""
+        ...
+
+    def chunks(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
+        """Return the choices of the chunks, none to several, that carry this increment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be generated: every choice for every prompt."""
+
+    prompts: Sequence[Sequence[int]]
+    choices: Sequence[SamplingParams]
+    fields: GenerationFields
+
+
+def check_choices(context: ServerContext, num_prompts: int, n: int) -> None:
+    """Raise RequestError if prompts times choices is above the server's limit."""
+    if num_prompts * n > context.options.max_choices:
+        raise RequestError(
+            f"{num_prompts} prompts with n={n} are {num_prompts * n} answers; "
+            f"this server gives at most {context.options.max_choices} per request",
+            param="n",
+        )
+
+
+async def reply(context: ServerContext, request: Request, work: Work, shape: ReplyShape) -> Response:
+    """Generate and answer. Nothing is left running if the client disconnects or anything fails.
+
+    A streamed reply starts with the first token, so what fails before it (overload, a failed step) has its own status
+    code, and no client can take an early header for a fast first token.
+    """
+    name = f"{shape.id_prefix}-{uuid.uuid4().hex}"
+    head = {"id": name, "created": int(time.time()), "model": context.model_name}
+    submission = Submission(context.engine, context.metrics)
+    streams = False
+    try:
+        submission.start(name, work.prompts, work.choices, work.fields.cache_salt)
+        outputs = submission.outputs()
+        if not work.fields.stream:
+            answers = await unless_disconnected(request.receive, _collect(outputs))
+            return JSONResponse(
+                {
+                    **head,
+                    "object": shape.whole_object,
+                    "choices": [shape.choice(index, answers[index]) for index in sorted(answers)],
+                    "usage": usage_object(_usages(answers), len(work.choices)),
+                }
+            )
+        first = await unless_disconnected(request.receive, anext(outputs))
+        streams = True
+    finally:
+        if not streams:
+            submission.abort()
+    events = _events({**head, "object": shape.chunk_object}, first, outputs, work, shape)
+    return EventStream(events, on_close=submission.abort)
+
+
+async def _collect(outputs: AsyncIterator[tuple[int, RequestOutput]]) -> dict[int, Answer]:
+    answers: dict[int, Answer] = {}
+    async for index, output in outputs:
+        answers.setdefault(index, Answer()).add(output)
+    return answers
+
+
+async def _events(
+    head: dict[str, Any],
+    first: tuple[int, RequestOutput],
+    rest: AsyncIterator[tuple[int, RequestOutput]],
+    work: Work,
+    shape: ReplyShape,
+) -> AsyncIterator[bytes]:
+    """Yield a streamed reply's events: chunks, usage if asked for, `[DONE]`; or an error event, and no `[DONE]`."""
+    # With usage asked for, every chunk has the key, null but in the last one.
+    blank = {"usage": None} if work.fields.include_usage else {}
+    usages: dict[int, Usage] = {}
+    try:
+        index, output = first
+        while True:
+            for choice in shape.chunks(index, output):
+                yield event({**head, "choices": [choice], **blank})
+            if output.finish_reason is not None:
+                usages[index] = output.usage
+            following = await anext(rest, None)
+            if following is None:
+                break
+            index, output = following
+        if work.fields.include_usage:
+            ordered = [usages[index] for index in sorted(usages)]
+            yield event({**head, "choices": [], "usage": usage_object(ordered, len(work.choices))})
+        yield DONE
+    except OptimcError as error:
+        yield event(as_api_error(error).body())
+    except Exception as error:
+        logger.exception("a streamed reply failed")
+        yield event(as_api_error(error).body())
+
+
+def _usages(answers: dict[int, Answer]) -> list[Usage]:
+    usages = [answers[index].usage for index in sorted(answers)]
+    return [usage for usage in usages if usage is not None]

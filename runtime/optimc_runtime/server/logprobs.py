@@ -1,0 +1,71 @@
+"""Log-probabilities in the two shapes of the API. One entry per output token, the stop token included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optimc_runtime.request import TokenLogprob
+from optimc_runtime.server.client import TextTokenizer
+
+FLOOR = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+def token_text(tokenizer: TextTokenizer | None, token_id: int) -> tuple[str, list[int] | None]:
+    """Return a token's name and its UTF-8 bytes.
+
+    The name is its text; `bytes:\\xe2\\x80` for part of a character, as the API writes it; `token_id:N` without
+    tokenizer, and for ids that are no token. So names differ where tokens do.
+    """
+    data = b"" if tokenizer is None else tokenizer.pieces.bytes_of(token_id)
+    if not data:
+        return f"token_id:{token_id}", None
+    try:
+        return data.decode(), list(data)
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
+
+
+def chat_logprobs(tokenizer: TextTokenizer | None, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Return the `logprobs` object of a chat choice or delta."""
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        name, data = token_text(tokenizer, token_id)
+        return {"token": name, "logprob": max(logprob, FLOOR), "bytes": data}
+
+    content = [
+        {**entry(token.token_id, token.logprob), "top_logprobs": [entry(*other) for other in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """Builds the `logprobs` objects of one completion choice; `text_offset` runs on from chunk to chunk.
+
+    Offsets count characters of the concatenated `tokens`, which is the text where every token has its own.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def take(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return the object for the next `tokens`. `top_logprobs` holds the chosen token even if it is not likely."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        tops: list[dict[str, float]] = []
+        for token in tokens:
+            text, _ = token_text(self._tokenizer, token.token_id)
+            texts.append(text)
+            offsets.append(self._offset)
+            self._offset += len(text)
+            top = {token_text(self._tokenizer, other)[0]: max(logprob, FLOOR) for other, logprob in token.top}
+            tops.append({**top, text: max(token.logprob, FLOOR)})
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(token.logprob, FLOOR) for token in tokens],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }

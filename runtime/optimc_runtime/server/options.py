@@ -1,0 +1,41 @@
+"""How the HTTP front end behaves, fixed when the server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from optimc.errors import ConfigError, Fault, RequestError
+from optimc_runtime.request import SamplingParams
+from optimc_runtime.server.protocol.generation import DEFAULTABLE
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Limits and policies of one server. Raises ConfigError listing every generation default that is not usable."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Largest request body; more is refused with 413."""
+    body_timeout_s: float = 30.0
+    """A body that is not complete after this is refused with 408."""
+    max_choices: int = 128
+    """Most answers one HTTP request may ask for: prompts times `n`."""
+    allow_unknown_fields: bool = False
+    """Log fields we do not know instead of refusing them. Fields we know and cannot honour are refused regardless."""
+    generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    """Sampling values for requests that do not give their own."""
+    stall_threshold_s: float = 30.0
+    """`/health` turns 503 when the engine has had work but made no step for this long."""
+
+    def __post_init__(self) -> None:
+        faults = [
+            Fault(name, f"no generation default; known: {', '.join(sorted(DEFAULTABLE))}")
+            for name in sorted(set(self.generation_defaults) - set(DEFAULTABLE))
+        ]
+        for name in sorted(set(self.generation_defaults) & set(DEFAULTABLE)):
+            try:
+                SamplingParams(**{name: self.generation_defaults[name]})  # type: ignore[arg-type]
+            except RequestError as error:
+                faults.append(Fault(name, str(error)))
+        if faults:
+            raise ConfigError("generation defaults", faults)

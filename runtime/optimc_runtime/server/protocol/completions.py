@@ -1,0 +1,63 @@
+"""The body of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator
+
+from optimc.errors import RequestError
+from optimc_runtime.request import MAX_LOGPROBS
+from optimc_runtime.server.protocol.generation import GenerationFields
+from optimc_runtime.server.protocol.parse import Unsupported
+
+DEFAULT_MAX_TOKENS = 16
+"""What this endpoint's specification says, short as it is."""
+
+Prompt = str | list[int]
+
+
+def _prompts(value: object) -> list[Prompt]:
+    """Normalize the four forms of `prompt` to a list of prompts.
+
+    Written out because a generic union check reports one error per element and form, and a body may hold millions.
+    """
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        kinds = set(map(type, value))
+        if kinds == {str}:
+            return value
+        if kinds == {int}:
+            return [value]
+        if kinds == {list} and all(prompt and set(map(type, prompt)) == {int} for prompt in value):
+            return value
+    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+
+
+class CompletionRequest(GenerationFields):
+    """One or more prompts to continue."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {
+        **GenerationFields.unsupported,
+        "echo": Unsupported("the prompt is not repeated", (False,)),
+        "suffix": Unsupported("insertion is not implemented", ("",)),
+    }
+
+    prompt: Annotated[list[Any], PlainValidator(_prompts)]
+    """A list of prompts, each text or token ids."""
+    best_of: int | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    def token_limit(self) -> int | None:
+        """Return the most output tokens."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def logprob_count(self) -> int | None:
+        """Return `logprobs`."""
+        if self.best_of is not None and self.best_of != self.n:
+            raise RequestError(
+                f"best_of {self.best_of} is not supported: all n={self.n} choices are returned", param="best_of"
+            )
+        return self.logprobs

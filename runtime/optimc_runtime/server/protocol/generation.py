@@ -1,0 +1,150 @@
+"""Fields that `/v1/chat/completions` and `/v1/completions` share, and how they become SamplingParams."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, FailFast, Field
+
+from optimc.errors import RequestError
+from optimc_runtime.request import SamplingParams
+from optimc_runtime.server.protocol.parse import Body, Unsupported
+
+MAX_STOP_TOKEN_IDS = 256
+MAX_SALT_CHARS = 256
+MAX_BIASES = 10_000
+
+DEFAULTABLE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Fields a model may set defaults for. Limits, seeds and stops belong to the request alone."""
+
+
+def _stop_strings(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _token_biases(value: object) -> object:
+    """Turn JSON's string keys into token ids."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids to numbers")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"has {len(value):,} entries; at most {MAX_BIASES:,} are taken")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise ValueError(f"key {key[:20]!r} is not a token id")
+        if type(bias) not in (int, float):
+            raise ValueError(f"the bias of token {key} is not a number")
+        biases[int(key)] = bias
+    return biases
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {
+        "include_obfuscation": Unsupported("streams are not padded", (False,)),
+    }
+
+    include_usage: bool = False
+    """Send token counts in one more chunk, whose `choices` is empty, before `[DONE]`."""
+
+
+class GenerationFields(Body):
+    """What to sample, how often, and how to send it."""
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {
+        "service_tier": Unsupported("there is one tier", ("auto", "default")),
+        "use_beam_search": Unsupported("beam search is not implemented", (False,)),
+        "length_penalty": Unsupported("beam search is not implemented", (1, 1.0)),
+        "skip_special_tokens": Unsupported("special tokens never appear in text", (True,)),
+        "include_stop_str_in_output": Unsupported("text ends before the stop string", (False,)),
+        "prompt_logprobs": Unsupported("log-probabilities of the prompt are not reported"),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    )
+
+    model: str | None = None
+    """Absent means the model that is served."""
+    n: int = Field(default=1, ge=1)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_token_biases)] = Field(default_factory=dict)
+    seed: int | None = None
+    stop: Annotated[list[str], FailFast(), BeforeValidator(_stop_strings)] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list, max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    cache_salt: str = Field(default="", max_length=MAX_SALT_CHARS)
+    """Requests share prefix-cache entries only with requests of the same salt."""
+    return_token_ids: bool = False
+    """Add `token_ids` to every choice."""
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a streamed answer ends with token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def token_limit(self) -> int | None:
+        """Return the most output tokens; None means as many as the sequence limit leaves room for."""
+        return self.max_tokens
+
+    def logprob_count(self) -> int | None:
+        """Return how many alternatives per token are wanted; None means no log-probabilities at all."""
+        raise NotImplementedError
+
+    def sampling(self, defaults: Mapping[str, Any], *, vocab_size: int) -> tuple[SamplingParams, ...]:
+        """Return the parameters of each of the `n` choices. Raises RequestError naming the field at fault."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is only for requests with stream=true", param="stream_options")
+        limit = self.token_limit()
+        if limit is not None and self.min_tokens > limit:
+            raise RequestError(f"min_tokens {self.min_tokens} is above the token limit {limit}", param="min_tokens")
+        for name in ("logit_bias", "stop_token_ids"):
+            check_token_ids(getattr(self, name), vocab_size, name)
+        chosen = {name: getattr(self, name) for name in DEFAULTABLE if name in self.model_fields_set}
+        params = SamplingParams(
+            **{**defaults, **chosen},
+            max_tokens=limit,
+            min_tokens=self.min_tokens,
+            logit_bias=self.logit_bias,
+            logprobs=self.logprob_count(),
+            stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            seed=self.seed,
+        )
+        return tuple(replace(params, seed=choice_seed(self.seed, choice)) for choice in range(self.n))
+
+
+def choice_seed(seed: int | None, choice: int) -> int | None:
+    """Return the seed of choice 0..n-1: the first has the request's own, so n=1 repeats it; the others are hashed."""
+    if seed is None or choice == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest(), "little")
+
+
+def check_token_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
+    """Raise RequestError unless every id is in 0..vocab_size-1."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        worst = min(ids) if min(ids) < 0 else max(ids)
+        raise RequestError(f"{param}: token id {worst} is outside the vocabulary of {vocab_size}", param=param)

@@ -1,0 +1,114 @@
+"""From a JSON object to a request model: strict types, nulls as defaults, and no field dropped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from optimc.errors import RequestError
+
+MAX_QUOTED_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A field of the API that we know and do not implement."""
+
+    reason: str
+    neutral: tuple[object, ...] = ()
+    """Values that ask for nothing beyond what we do; they are accepted."""
+
+    def accepts(self, value: object) -> bool:
+        """Return whether `value` changes nothing."""
+        return any(type(value) is type(known) and value == known for known in self.neutral)
+
+
+@dataclass(slots=True)
+class UnknownFields:
+    """What to do with fields nobody knows, and those that were met."""
+
+    allow: bool
+    met: list[str] = field(default_factory=list)
+
+
+class Body(BaseModel):
+    """Base of every object a client sends. Nulls count as absent; a field is known, refused by name, or unknown."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    """Fields refused unless their value is neutral."""
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Fields that never change an answer, such as the end user's name: accepted and dropped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_fields(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            return data
+        unknown = info.context
+        assert isinstance(unknown, UnknownFields), "bodies are read by parse"
+        given: dict[str, Any] = {}
+        for name, value in data.items():
+            if value is None or name in cls.without_effect:
+                continue
+            if name in cls.model_fields:
+                given[name] = value
+            elif name in cls.unsupported:
+                refused = cls.unsupported[name]
+                if not refused.accepts(value):
+                    raise _fault("unsupported", f"{_quote(name)} is not supported: {refused.reason}", name)
+            elif unknown.allow:
+                unknown.met.append(name)
+            else:
+                raise _fault("unknown", f"unknown field {_quote(name)}; nothing would come of it, remove it", name)
+        return given
+
+
+Model = TypeVar("Model", bound=Body)
+
+
+def parse(
+    model: type[Model], body: Mapping[str, Any], *, allow_unknown: bool, on_unknown: Callable[[list[str]], None]
+) -> Model:
+    """Return `body` as a `model`. Raises RequestError for the first fault, with the path of its field in `param`.
+
+    With `allow_unknown`, unknown fields are handed to `on_unknown` instead.
+    """
+    unknown = UnknownFields(allow_unknown)
+    try:
+        request = model.model_validate(body, context=unknown)
+    except ValidationError as error:
+        raise _request_error(error) from None
+    if unknown.met:
+        on_unknown(sorted(set(unknown.met)))
+    return request
+
+
+def _fault(kind: str, message: str, name: str) -> PydanticCustomError:
+    # The message must not be the template itself: it quotes the client, and braces in it would be read as fields.
+    return PydanticCustomError(f"{kind}_field", "{text}", {"text": message, "field": name})
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    context = first.get("ctx", {})
+    path = [str(part) for part in first["loc"]]
+    code = None
+    if first["type"] in ("unknown_field", "unsupported_field"):
+        path.append(str(context["field"]))
+        code = first["type"]
+    param = ".".join(path) or None
+    message = str(context["error"]) if first["type"] == "value_error" else first["msg"]
+    if param is not None and code is None:
+        message = f"{_quote(param)}: {message}"
+    return RequestError(message, param=None if param is None else param[:MAX_QUOTED_CHARS], code=code)
+
+
+def _quote(name: str) -> str:
+    shown = name if len(name) <= MAX_QUOTED_CHARS else name[:MAX_QUOTED_CHARS] + "..."
+    return f"'{shown}'"

@@ -1,0 +1,138 @@
+"""Running the application: one process, one port, a clean way in and out."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from optimc.errors import ConfigError, Fault
+from optimc_runtime.server.app import build_app
+from optimc_runtime.server.client import EngineClient, PromptTemplate
+from optimc_runtime.server.connection import DeadlineProtocol
+from optimc_runtime.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+OnReady = Callable[[str], None]
+"""Called once with the server's base URL when it accepts connections."""
+
+
+class HttpServer:
+    """A bound port and the loop that will answer on it. Raises ConfigError if the address cannot be had.
+
+    The port is taken on construction, so `url` is final even for port 0.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        drain_timeout_s: int = 30,
+        access_log: bool = False,
+        on_ready: OnReady | None = None,
+    ) -> None:
+        self._socket = _listen(host, port)
+        address, bound_port = self._socket.getsockname()[:2]
+        self.url = f"http://[{address}]:{bound_port}" if ":" in address else f"http://{address}:{bound_port}"
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http=DeadlineProtocol,
+            ws="none",
+            lifespan="off",
+            # Logging belongs to the program that embeds the server.
+            log_config=None,
+            access_log=access_log,
+            # The peer's own word about its address would end up in logs only, and should not.
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=drain_timeout_s,
+        )
+        self._server = _DrainingServer(config, lambda: on_ready(self.url) if on_ready is not None else None)
+
+    def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`; then refuse new connections and finish what runs, or time out.
+
+        Signals are handled in the main thread only. A second SIGINT ends at once. Returns normally in each case.
+        """
+        self._server.run(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """Begin to drain. May be called from any thread."""
+        self._server.should_exit = True
+
+
+def serve(
+    engine: EngineClient,
+    *,
+    model_name: str,
+    chat_template: PromptTemplate | None = None,
+    options: ServerOptions | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    drain_timeout_s: int = 30,
+    access_log: bool = False,
+    on_ready: OnReady | None = None,
+) -> None:
+    """Serve a started engine until SIGTERM or SIGINT, then drain for up to `drain_timeout_s` and return.
+
+    Raises ConfigError if `host:port` cannot be bound. The engine stays the caller's to close.
+    """
+    app = build_app(engine, model_name=model_name, chat_template=chat_template, options=options)
+    HttpServer(
+        app, host=host, port=port, drain_timeout_s=drain_timeout_s, access_log=access_log, on_ready=on_ready
+    ).run()
+
+
+class _DrainingServer(uvicorn.Server):
+    """uvicorn, returning to its caller after a signal instead of raising the signal once more."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handled = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, self.handle_exit) for number in handled}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    # Left to the system's resolver, 70000 becomes 4464.
+    if not 0 <= port <= 65535:
+        raise ConfigError("server", [Fault("port", f"must be between 0 and 65535, got {port}")])
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError("server", [Fault("host", f"{host}: {error.strerror or error}")]) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        fault = Fault("port", f"cannot listen on {host}:{port}: {error.strerror}; choose another --port")
+        raise ConfigError("server", [fault]) from None
+    listener.set_inheritable(False)
+    return listener

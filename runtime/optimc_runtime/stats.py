@@ -1,0 +1,79 @@
+"""What an engine has done, and how full it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from optimc_runtime.request import FinishReason
+
+
+@dataclass(slots=True)
+class Counters:
+    """Running totals, written by the step loop only."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    failed_steps: int = 0
+    last_step_s: float = 0.0
+    schedule_s: float = 0.0
+    execute_s: float = 0.0
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot. Each figure is exact; taken while steps run, two figures may be one step apart."""
+
+    running: int
+    """Sequences that take part in steps."""
+    waiting: int
+    """Requests queued or preempted."""
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    """Blocks nobody uses that the prefix cache can still serve."""
+    blocks_used: int
+    """Blocks of running sequences."""
+    steps: int
+    failed_steps: int
+    prompt_tokens: int
+    """Of requests whose prompt is completely computed or found cached."""
+    output_tokens: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    finished: Mapping[FinishReason, int]
+    """Requests by how they ended."""
+    last_step_s: float
+    """Wall time of the last step."""
+    schedule_s: float
+    """Total time spent deciding."""
+    execute_s: float
+    """Total time inside the executor."""
+    sample_s: float
+    """Total time choosing tokens."""
+    commit_s: float
+    """Total time on bookkeeping, text and callbacks."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the pool's blocks in use, 0 to 1."""
+        return self.blocks_used / self.blocks_total
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of looked-up prompt tokens that were cached, 0 to 1."""
+        return self.prefix_hit_tokens / self.prefix_queried_tokens if self.prefix_queried_tokens else 0.0
+
+    @property
+    def overhead_share(self) -> float:
+        """Share of the steps' time spent outside the executor, 0 to 1: Python's share."""
+        outside_s = self.schedule_s + self.sample_s + self.commit_s
+        total_s = outside_s + self.execute_s
+        return outside_s / total_s if total_s else 0.0

@@ -1,0 +1,160 @@
+"""The load generator against a stub server with an exact chunk plan on virtual time."""
+
+import httpx
+import pytest
+
+from optimc.errors import MeasureError
+from optimc.measure.bench import bench_driver
+from optimc.measure.config import BenchConfig
+from optimc.measure.http_driver import HttpDriver
+
+URL = "http://stub"
+
+
+@pytest.fixture
+def bench(virtual_time):
+    def run(server, *, chat=False, url=URL, **options):
+        driver = HttpDriver(url, virtual_time.clock, chat=chat, transport=server.transport)
+        return virtual_time.run(bench_driver(driver, BenchConfig(**options), virtual_time.clock, "run"))
+
+    return run
+
+
+def test_tokens_come_from_usage_not_from_chunks(bench, stub):
+    pieces = [
+        (0.1, stub.text("a")),
+        (0.2, stub.text("b c d e f")),
+        (0.3, stub.text("ghij")),
+        (0.1, stub.text("kl", "length")),
+        (0.5, stub.usage(32, 12)),  # late bookkeeping is no latency
+        (0.0, stub.done),
+    ]
+    server = stub.Server(lambda number, body: (200, pieces))
+    result = bench(server, prompt_tokens=32, output_tokens=12, requests=1, warmup_requests=0)
+    assert (result.output_tokens.median, result.token_source) == (12, "usage")
+    assert result.tpot_ms.p50 == pytest.approx(600 / 11)
+    assert result.e2e_ms.p50 == pytest.approx(700)
+    assert result.itl_ms.n == 3
+
+
+def test_ttft_is_the_first_content_not_the_first_byte(bench, stub):
+    def delta(**fields):
+        return stub.event(choices=[{"index": 0, "delta": fields, "finish_reason": None}])
+
+    pieces = [
+        (0.010, delta(role="assistant", content="")),
+        (0.010, delta()),
+        (0.100, b": keep-alive\n\n"),
+        (0.180, delta(content="Paris")),
+        (0.100, stub.event(choices=[{"index": 0, "delta": {"content": "."}, "finish_reason": "stop"}])),
+        (0.0, stub.usage(20, 2) + stub.done),
+    ]
+    server = stub.Server(lambda number, body: (200, pieces))
+    result = bench(server, chat=True, prompt_tokens=16, output_tokens=2, requests=1, warmup_requests=0)
+    assert result.ttft_ms.p50 == pytest.approx(300)
+    assert set(server.paths) == {"/v1/chat/completions"}
+
+
+def test_a_hundred_spaces_are_a_hundred_tokens(bench, stub):
+    pieces = [(0.1, stub.text(" " * 50)), (0.1, stub.text(" " * 50, "length")), (0, stub.usage(16, 100) + stub.done)]
+    server = stub.Server(lambda number, body: (200, pieces))
+    result = bench(server, prompt_tokens=16, output_tokens=100, requests=1, warmup_requests=0)
+    assert result.output_tokens.median == 100
+
+
+def test_missing_usage_is_a_labelled_estimate(bench, stub):
+    pieces = [(0.1, stub.text("a")), (0.1, stub.text("b", "length")), (0, stub.done)]
+    server = stub.Server(lambda number, body: (200, pieces))
+    result = bench(server, prompt_tokens=16, output_tokens=2, requests=2, warmup_requests=0)
+    assert (result.output_tokens.median, result.token_source) == (2, "estimate")
+    assert "the server sends no usage: tokens are estimated as chunks" in result.warnings
+    assert (result.prompt_tokens, result.prefill_tokens_per_s, result.prefix_hit_rate) == (None, None, None)
+
+
+def test_every_kind_of_failure_is_counted_and_excluded(bench, stub):
+    good = [(0.1, stub.text("a")), (0.1, stub.text("b", "length")), (0, stub.usage(16, 2) + stub.done)]
+    cut = httpx.RemoteProtocolError("peer closed connection")
+
+    def answer(number, body):
+        kind = number % 20
+        if kind in (0, 1):
+            return 503, [(0, b'{"error": {"message": "busy"}}')]
+        return 200, {
+            2: [(0.001, stub.text("a")), (0.001, cut)],
+            3: [(0.001, stub.text("a")), (0.001, stub.event(error={"message": "engine died"}) + stub.done)],
+            4: [(0.001, stub.text("", "stop") + stub.usage(16, 0) + stub.done)],
+        }.get(kind, good)
+
+    server = stub.Server(answer)
+    result = bench(server, prompt_tokens=16, output_tokens=2, requests=100, warmup_requests=0)
+    assert result.failures == {
+        "HTTP 503: busy": 10,
+        "RemoteProtocolError: peer closed connection": 5,
+        "error event: engine died": 5,
+        "empty output": 5,
+    }
+    assert not result.ok
+    assert result.ttft_ms.n == 75
+    assert (result.ttft_ms.p50, result.ttft_ms.p90) == (pytest.approx(100), pytest.approx(100))
+
+
+def test_a_stream_without_finish_reason_is_a_failure_however_clean_it_ends(bench, stub):
+    pieces = [(0.1, stub.text("a")), (0, stub.usage(16, 1) + stub.done)]
+    server = stub.Server(lambda number, body: (200, pieces))
+    with pytest.raises(MeasureError, match="the stream ended without a finish reason"):
+        bench(server, prompt_tokens=16, output_tokens=2, requests=1, warmup_requests=0)
+
+
+def test_tokens_without_content_are_a_failure(bench, stub):
+    pieces = [(0.1, stub.text("", "length") + stub.usage(16, 7) + stub.done)]
+    server = stub.Server(lambda number, body: (200, pieces))
+    with pytest.raises(MeasureError, match="claims 7 tokens, delivered no content"):
+        bench(server, prompt_tokens=16, output_tokens=7, requests=1, warmup_requests=0)
+
+
+def test_steady_throughput_counts_straddling_requests(bench, stub):
+    def answer(number, body):
+        count = body["max_tokens"]
+        pieces = [(1.0 if i == 0 else 0.1, stub.text("x", "length" if i == count - 1 else None)) for i in range(count)]
+        return 200, [*pieces, (0, stub.usage(16, count) + stub.done)]
+
+    server = stub.Server(answer)
+    result = bench(server, prompt_tokens=16, output_tokens=10, concurrency=4, requests=40)
+    assert result.output_tokens_per_s == pytest.approx(4 * 10 / 1.9, rel=0.02)
+
+
+def test_servers_that_take_ids_get_ids_of_exact_length(bench, stub):
+    pieces = [(0.1, stub.text("a", "stop")), (0, stub.usage(40, 1) + stub.done)]
+    server = stub.Server(lambda number, body: (200, pieces))
+    result = bench(server, url="http://stub/v1/", prompt_tokens=40, output_tokens=3, requests=2)
+    assert all(len(body["prompt"]) == 40 and min(body["prompt"]) >= 300 for body in server.bodies)
+    body = server.bodies[0]
+    assert (body["model"], body["stream_options"], body["ignore_eos"]) == ("stub", {"include_usage": True}, True)
+    assert "asked for 3 output tokens, got 1" in result.warnings
+
+
+def test_servers_that_take_text_get_words_calibrated_to_the_length(bench, stub):
+    pieces = [(0.1, stub.text("a", "length"))]
+    server = stub.Server(lambda number, body: (200, [*pieces, (0, stub.usage(server.count(body["prompt"]), 2))]))
+    server.takes_ids = False
+    server.words_per_token = 0.5
+    result = bench(server, prompt_tokens=200, output_tokens=2, requests=2)
+    assert abs(result.prompt_tokens.median - 200) <= 2
+    assert "prompts are English words, their length in tokens is approximate" in result.warnings
+
+
+def test_hit_rate_comes_from_the_server(bench, stub):
+    pieces = [(0.1, stub.text("a", "length")), (0, stub.usage(64, 2, cached=48) + stub.done)]
+    server = stub.Server(lambda number, body: (200, pieces))
+    result = bench(server, prompt_tokens=64, output_tokens=2, requests=2)
+    assert result.prefix_hit_rate == 0.75
+    assert any("75.0% of prompt tokens came from the prefix cache (not asked for)" in w for w in result.warnings)
+
+
+def test_no_server_is_one_clear_line(virtual_time):
+    def refuse(request):
+        raise httpx.ConnectError("connection refused")
+
+    driver = HttpDriver(URL, virtual_time.clock, transport=httpx.MockTransport(refuse))
+    with pytest.raises(MeasureError, match=r"http://stub/v1/models gives no model name .* is the server up\?"):
+        virtual_time.run(bench_driver(driver, BenchConfig(), virtual_time.clock, "run"))

@@ -1,0 +1,60 @@
+from itertools import combinations
+
+import pytest
+
+from optimc.errors import ConfigError, MeasureError
+from optimc.measure.config import BenchConfig
+from optimc.measure.prompts import UNIQUE_TOKENS, IdPrompts, TextPrompts, usable_ids
+
+
+def common(a, b):
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+
+
+def prompts(run_id="run", **options):
+    source = IdPrompts(BenchConfig(**options), run_id, usable_ids(384, {1, 2}))
+    return [source(i) for i in range(20)]
+
+
+def test_prompts_have_the_asked_length_and_no_special_token():
+    for ids in prompts(prompt_tokens=100):
+        assert len(ids) == 100
+        assert not {1, 2} & set(ids)
+        assert max(ids) < 384
+
+
+def test_no_two_prompts_share_a_block():
+    both_runs = prompts("first") + prompts("second")
+    assert max(common(a, b) for a, b in combinations(both_runs, 2)) < UNIQUE_TOKENS
+
+
+def test_two_runs_do_the_same_work_after_the_first_block():
+    assert [p[UNIQUE_TOKENS:] for p in prompts("first")] == [p[UNIQUE_TOKENS:] for p in prompts("second")]
+    assert prompts(seed=1)[0][UNIQUE_TOKENS:] != prompts(seed=2)[0][UNIQUE_TOKENS:]
+
+
+def test_shared_prefix_is_exactly_as_long_as_asked():
+    assert {common(a, b) for a, b in combinations(prompts(shared_prefix_tokens=48), 2)} == {48}
+
+
+def test_same_prompts_are_the_same_within_a_run_only():
+    assert len({tuple(p) for p in prompts(same_prompts=True)}) == 1
+    assert prompts("first", same_prompts=True)[0] != prompts("second", same_prompts=True)[0]
+
+
+def test_one_usable_id_cannot_make_unique_prompts():
+    with pytest.raises(MeasureError, match="1 usable token ids"):
+        IdPrompts(BenchConfig(), "run", usable_ids(2, {0}))
+
+
+def test_texts_differ_from_their_first_word_on():
+    source = TextPrompts(BenchConfig(prompt_tokens=50), "run", lambda tokens: tokens)
+    texts = [source(i) for i in range(10)]
+    assert len({text.split()[0] for text in texts}) == 10
+    assert all(len(text.split()) == 51 for text in texts)
+
+
+def test_all_bad_options_are_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        BenchConfig(prompt_tokens=0, output_tokens=0, concurrency=4, requests=2, timeout_s=0)
+    assert [fault.where for fault in caught.value.faults] == ["prompt_tokens", "output_tokens", "requests", "timeout_s"]

@@ -1,0 +1,181 @@
+"""Recipes: all faults at once with their lines, overrides, a schema that says the same."""
+
+from pathlib import Path
+from typing import Literal
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from optimc.errors import ConfigError
+from optimc.recipe import load_recipe, recipe_schema
+
+
+class Rounding(BaseModel):
+    """Round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    bits: Literal[4, 8] = 4
+    group_size: int = 64
+
+
+class Merge(BaseModel):
+    """Merge."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+CONFIGS = {"rtn": Rounding, "merge": Merge}
+
+GOOD = """\
+name: tiny
+model: some/folder
+passes:
+  - rtn: {bits: 8}
+  - merge
+limits: {max_seqs: 4, kv_memory: 512MiB}
+quality: {max_kl: 1e-3}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text: str, *overrides: str):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return load_recipe(path, pass_configs=CONFIGS, overrides=overrides)
+
+    return load
+
+
+def faults(load, text, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        load(text, *overrides)
+    return [str(fault) for fault in caught.value.faults]
+
+
+def test_a_good_recipe_is_read_with_defaults_written_out(load):
+    recipe = load(GOOD)
+    assert recipe.model.source == "some/folder"
+    assert [(p.name, p.options) for p in recipe.passes] == [("rtn", {"bits": 8, "group_size": 64}), ("merge", {})]
+    assert recipe.limits.kv_memory == 512 << 20
+    assert recipe.quality.max_kl == 1e-3
+    assert recipe.verify == "numeric"
+
+
+def test_three_faults_are_three_lines_with_numbers(load):
+    text = GOOD.replace("bits: 8", "bits: 5").replace("max_seqs: 4", "max_seqs: 0") + "bogus: 1\n"
+    assert faults(load, text) == [
+        "line 4: passes[0].rtn.bits: input should be 4 or 8, got 5",
+        "line 6: limits.max_seqs: input should be greater than 0, got 0",
+        "line 8: bogus: unknown key; known: calibration, limits, model, name, passes, quality, target, verify",
+    ]
+
+
+def test_the_message_lists_every_fault(load):
+    with pytest.raises(ConfigError) as caught:
+        load("passes: [nope]\n")
+    text = str(caught.value)
+    assert "3 faults" in text
+    assert "name: is required" in text
+    assert "model: is required" in text
+    assert "passes[0].nope: unknown pass; known: merge, rtn" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: [", "not valid YAML"),
+        ("- a\n- b\n", "a recipe is a mapping"),
+        ("", "name: is required"),
+        (GOOD + "name: again\n", "name: given twice"),
+        (GOOD.replace("512MiB", "12 parsecs"), "'12 parsecs' is not a size"),
+        (GOOD.replace("- merge\n", "- {rtn: {}, merge: {}}\n"), "write a pass as"),
+        (GOOD.replace("- merge\n", "- merge: 3\n"), "options must be a mapping"),
+        (GOOD.replace("- merge\n", "- rtn: {group: 3}\n"), "unknown key; known: bits, group_size"),
+        (GOOD.replace("some/folder", "{source: x, revision: 3}"), "input should be a valid string, got 3"),
+        (GOOD.replace("max_seqs: 4", 'max_seqs: "4"'), "input should be a valid integer, got '4'"),
+        (GOOD.replace("name: tiny", "name: ../evil"), "string should match pattern"),
+        (GOOD.replace("max_kl: 1e-3", "max_kl: .nan"), "quality.max_kl"),
+    ],
+)
+def test_bad_recipes_say_what_and_where(load, text, message):
+    assert any(message in fault for fault in faults(load, text))
+
+
+def test_an_alias_bomb_is_refused_quickly(load):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    assert any("more than" in fault for fault in faults(load, "\n".join(lines)))
+
+
+def test_yaml_numbers_and_words_mean_what_people_write(load):
+    assert load(GOOD.replace("name: tiny", "name: on")).name == "on"
+    assert load(GOOD.replace("1e-3", "1.0e-3")).quality.max_kl == 1e-3
+
+
+def test_binary_and_missing_files_are_one_line(tmp_path):
+    for content in (b"\xff\xfe\x00bad", None):
+        path = tmp_path / "r.yaml"
+        if content is not None:
+            path.write_bytes(content)
+        else:
+            path.unlink()
+        with pytest.raises(ConfigError) as caught:
+            load_recipe(path, pass_configs=CONFIGS)
+        assert len(caught.value.faults) == 1
+
+
+def test_overrides_reach_passes_sections_and_the_model(load):
+    recipe = load(GOOD, "passes.rtn.bits=4", "limits.max_seqs=9", "model.revision=abc")
+    assert recipe.passes[0].options["bits"] == 4
+    assert recipe.limits.max_seqs == 9
+    assert (recipe.model.source, recipe.model.revision) == ("some/folder", "abc")
+
+
+def test_an_override_does_not_reach_the_default_of_another_pass(load):
+    recipe = load(GOOD, "passes.0.group_size=32")
+    assert recipe.passes[0].options == {"bits": 8, "group_size": 32}
+    assert recipe.passes[1].options == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("passes.rtn.bits", "write it as path=value"),
+        ("passes.gptq.bits=4", "no pass 'gptq' in the recipe; it has: rtn, merge"),
+        ("passes.rtn=4", "name the option too"),
+        ("passes.rtn.bits=[", "not valid YAML"),
+        ("name.x=4", "'name' is not a mapping"),
+        ("limits.bogus=4", "limits.bogus: unknown key"),
+        ("..=4", "write it as path=value"),
+    ],
+)
+def test_bad_overrides_are_faults_like_any_other(load, override, message):
+    assert any(message in fault for fault in faults(load, GOOD, override))
+
+
+def test_digest_follows_meaning_not_spelling(load):
+    base = load(GOOD).digest
+    assert load(GOOD.replace("512MiB", str(512 << 20))).digest == base
+    assert load(GOOD.replace("rtn: {bits: 8}", "rtn: {bits: 8, group_size: 64}")).digest == base
+    assert load(GOOD.replace("bits: 8", "bits: 4")).digest != base
+
+
+def test_the_schema_accepts_and_refuses_what_the_loader_does():
+    schema = recipe_schema(CONFIGS)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    good = yaml.safe_load(GOOD.replace("1e-3", "0.001"))
+    assert not list(validator.iter_errors(good))
+    for change in ({"bogus": 1}, {"passes": ["nope"]}, {"passes": [{"rtn": {"bits": 5}}]}, {"model": 3}):
+        assert list(validator.iter_errors(good | change)), change
+
+
+@pytest.mark.parametrize("path", sorted(Path("recipes").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_recipe_loads(path):
+    from optimc_passes.registry import PASSES
+
+    recipe = load_recipe(path, pass_configs={name: entry.config_type for name, entry in PASSES.items()})
+    assert recipe.name == path.stem

@@ -1,0 +1,211 @@
+import numpy as np
+import onnx
+import pytest
+
+from optimc.errors import CheckpointError, ConfigError, VerifyError
+from optimc_passes.artifact import Artifact
+from optimc_passes.cache import ArtifactCache
+from optimc_passes.fuse.merge_qkv import MergeQkv
+from optimc_passes.graph.serialize import to_bytes
+from optimc_passes.pipeline import GraphSource, PipelineOptions, check_order, run_pipeline
+from optimc_passes.quantize.rtn import Rtn
+from optimc_passes.registry import make_pass
+from optimc_passes.verify.evaluate import Probe, evaluate
+from optimc_passes.weights import Quantized
+
+
+class Build:
+    """A pipeline over one decoder, with counts of what was computed rather than found."""
+
+    def __init__(self, decoder, monkeypatch, cache=None):
+        self.decoder = decoder
+        self.cache = cache
+        self.computed = []
+        for pass_type in (Rtn, MergeQkv):
+            real = pass_type.run
+
+            def run(pass_, artifact, context, real=real):
+                self.computed.append(pass_.name)
+                return real(pass_, artifact, context)
+
+            monkeypatch.setattr(pass_type, "run", run)
+
+    def export(self):
+        self.computed.append("export")
+        return self.decoder.model
+
+    def __call__(self, *specs, **options):
+        self.computed.clear()
+        passes = [make_pass(name, given) for name, given in specs]
+        artifact = Artifact.start(self.decoder.checkpoint())
+        options = PipelineOptions(**{"cache": self.cache, **options})
+        return run_pipeline(passes, artifact, GraphSource("e" * 64, self.export), options)
+
+
+@pytest.fixture
+def build(tiny_decoder, monkeypatch):
+    return Build(tiny_decoder(), monkeypatch)
+
+
+@pytest.fixture
+def cached(tiny_decoder, monkeypatch, tmp_path):
+    return Build(tiny_decoder(), monkeypatch, ArtifactCache(tmp_path / "cache"))
+
+
+INT4 = ("rtn", {"bits": 4, "group_size": 16})
+COARSE = ("rtn", {"bits": 4, "group_size": 8})
+QKV = ("merge_qkv", {})
+GATE_UP = ("merge_gate_up", {})
+
+
+def test_without_passes_the_graph_is_the_model(build):
+    result = build()
+    assert result.reports == ()
+    assert len(result.artifact.graph.graph.inputs) == 3
+    assert build.computed == ["export"]
+
+
+def test_passes_run_in_order_and_report(build):
+    result = build(INT4, QKV, GATE_UP)
+    assert [report.name for report in result.reports] == ["rtn", "merge_qkv", "merge_gate_up"]
+    assert [report.metrics.get("matched") for report in result.reports] == [None, 2, 2]
+    assert all(0 <= report.metrics["verify_relative_error"] < 1e-5 for report in result.reports[1:])
+    assert not any(report.cached for report in result.reports)
+    products = [node for node in result.artifact.graph.graph if node.op_type == "MatMul"]
+    assert len(products) == 9
+
+
+def test_fusion_does_not_change_what_is_computed(build):
+    probe = Probe.of_vocabulary(48, 20)
+    plain, fused = (evaluate(build(INT4, *fusions).artifact.graph, probe) for fusions in ((), (QKV, GATE_UP)))
+    np.testing.assert_allclose(fused, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_pass_after_a_graph_pass_is_refused(build):
+    passes = [make_pass(name, options) for name, options in (QKV, INT4, GATE_UP, COARSE)]
+    assert [fault.where for fault in check_order(passes)] == ["passes[1]", "passes[3]"]
+    with pytest.raises(ConfigError, match="rtn changes weights and must come before merge_qkv"):
+        build(QKV, INT4)
+    assert build.computed == []
+
+
+def test_a_wrong_fusion_is_caught_and_named(build, monkeypatch):
+    real = MergeQkv.check
+
+    def swapped(pass_, site):
+        q, k, v = real(pass_, site)
+        return q, k, type(v)(v.node, v.x, v.gather, v.dequantize, k.parts)
+
+    monkeypatch.setattr(MergeQkv, "check", swapped)
+    with pytest.raises(VerifyError, match=r"^merge_qkv failed after \[merge_gate_up\]: logits changed by"):
+        build(GATE_UP, QKV)
+
+
+def test_weights_and_graph_that_do_not_fit_are_refused(build):
+    build.decoder.arrays["stray"] = np.zeros(2, np.float32)
+    with pytest.raises(CheckpointError, match="stray"):
+        build()
+    assert build(unused_weights=frozenset({"stray"})).artifact.graph is not None
+
+
+def test_a_tied_head_that_was_quantized_is_attached_beside_its_embedding(tiny_decoder, monkeypatch):
+    build = Build(tiny_decoder(tied=True), monkeypatch)
+    result = build(("rtn", {"group_size": 16, "ignore": []}), QKV)
+    initializers = result.artifact.graph.graph.initializers
+    assert "lm_head.weight.codes" in initializers
+    embedding = initializers["model.embed_tokens.weight"].const_value.numpy()
+    assert np.array_equal(embedding, build.decoder.arrays["model.embed_tokens.weight"])
+
+
+def test_the_same_build_again_computes_nothing_and_gives_the_same_bytes(cached):
+    first = cached(INT4, QKV)
+    assert cached.computed == ["rtn", "export", "merge_qkv"]
+    second = cached(INT4, QKV)
+    assert cached.computed == []
+    assert [report.cached for report in second.reports] == [True, True]
+    assert second.reports == tuple(report.model_copy(update={"cached": True}) for report in first.reports)
+    assert second.artifact.key == first.artifact.key
+    assert to_bytes(second.artifact.graph) == to_bytes(first.artifact.graph)
+    left, right = (result.artifact.graph.graph.initializers for result in (first, second))
+    assert list(left) == list(right)
+    assert all(left[name].const_value.tobytes() == right[name].const_value.tobytes() for name in left)
+
+
+def test_what_comes_from_the_cache_is_what_a_build_without_one_computes(cached, tiny_decoder, monkeypatch):
+    cached(INT4, QKV)
+    found = cached(INT4, QKV).artifact
+    plain = Build(tiny_decoder(), monkeypatch)(INT4, QKV).artifact
+    assert found.key == plain.key
+    assert to_bytes(found.graph) == to_bytes(plain.graph)
+    for name, value in plain.graph.graph.initializers.items():
+        assert found.graph.graph.initializers[name].const_value.tobytes() == value.const_value.tobytes()
+
+
+def test_another_group_size_is_another_result_but_the_export_is_shared(cached):
+    cached(INT4, QKV)
+    coarse = cached(COARSE, QKV)
+    assert cached.computed == ["rtn", "merge_qkv"]
+    assert coarse.artifact.weights["model.layers.0.mlp.up_proj.weight"].group == 8
+
+
+def test_recipes_share_the_passes_they_begin_with(cached):
+    cached(INT4)
+    assert cached.computed == ["rtn", "export"]
+    result = cached(INT4, QKV)
+    assert cached.computed == ["merge_qkv"]
+    assert [report.cached for report in result.reports] == [True, False]
+
+
+def test_another_checkpoint_shares_no_weights(cached, tiny_decoder, monkeypatch):
+    cached(INT4)
+    checkpoint = cached.decoder.checkpoint
+    cached.decoder.checkpoint = lambda: checkpoint(digest="f" * 64)
+    cached(INT4)
+    assert cached.computed == ["rtn"]
+
+
+def test_a_graph_verified_less_does_not_stand_in_for_one_verified_more(cached):
+    cached(QKV, verify="shapes")
+    assert "verify_relative_error" not in cached(QKV, verify="shapes").reports[0].metrics
+    assert cached.computed == []
+    assert "verify_relative_error" in cached(QKV, verify="numeric").reports[0].metrics
+    assert cached.computed == ["merge_qkv"]
+
+
+def test_a_failed_build_leaves_no_entry_and_is_repeated(cached, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Rtn, "ensures", lambda *_: ["nothing is right"])
+        with pytest.raises(Exception, match="nothing is right"):
+            cached(INT4)
+    cached(INT4)
+    assert cached.computed == ["rtn", "export"]
+
+
+def test_quantized_weights_are_read_from_the_cache_and_not_held(cached):
+    weight = cached(INT4).artifact.weights["model.layers.0.mlp.up_proj.weight"]
+    assert isinstance(weight, Quantized)
+    array = weight.codes.read()
+    while not isinstance(array, np.memmap):
+        array = array.base
+    assert "cache" in str(array.filename)
+
+
+def test_the_graph_is_dumped_after_each_step_as_text_and_without_weights(build, tmp_path):
+    build(INT4, QKV, GATE_UP, dump_graph=tmp_path / "dump")
+    names = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    steps = ("00-attach", "01-merge_qkv", "02-merge_gate_up")
+    assert names == [f"{step}.{ending}" for step in steps for ending in ("onnx", "txt")]
+    for step in steps:
+        assert "PagedAttention" in (tmp_path / "dump" / f"{step}.txt").read_text()
+    before, after = (onnx.load(tmp_path / "dump" / f"{step}.onnx") for step in (steps[0], steps[2]))
+    assert len(after.graph.node) < len(before.graph.node)
+    assert (tmp_path / "dump" / "00-attach.onnx").stat().st_size < 40_000
+
+
+def test_progress_names_the_step(build):
+    seen = []
+    build(INT4, QKV, on_progress=lambda step, done, total, label: seen.append((step, done, total)))
+    steps = [step for step, _, _ in seen]
+    assert list(dict.fromkeys(steps)) == ["rtn", "export", "merge_qkv"]
+    assert ("rtn", 14, 14) in seen
+    assert ("merge_qkv", 2, 2) in seen

@@ -1,0 +1,98 @@
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from optimc.errors import VerifyError
+from optimc_passes.graph.attach import attach_weights
+from optimc_passes.verify import GraphVerifier, verifier
+from optimc_passes.verify.evaluate import Probe
+from optimc_passes.verify.verifier import TOLERANCE, relative_error
+
+PROBE = Probe.of_vocabulary(48, 8)
+Q0 = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def decoder(tiny_decoder):
+    return tiny_decoder(layers=1)
+
+
+@pytest.fixture
+def model(decoder):
+    return attach_weights(decoder.model, decoder.store)
+
+
+@pytest.fixture
+def broken(model):
+    """The graph with gate and up exchanged: sound, but another function."""
+    wrong = model.clone()
+    gate, up = (
+        node
+        for node in wrong.graph
+        if node.op_type == "MatMul" and node.outputs[0].shape[-1] == 48 and node.outputs[0].shape[1] == "T"
+    )
+    first, second = gate.inputs[1], up.inputs[1]
+    gate.replace_input_with(1, second)
+    up.replace_input_with(1, first)
+    return wrong
+
+
+def test_an_equal_graph_is_accepted_with_its_error(model):
+    assert GraphVerifier("numeric", PROBE).check("merge", ["rtn"], model, model.clone()) == 0
+
+
+def test_a_graph_that_computes_something_else_fails_naming_pass_error_and_tolerance(model, broken):
+    message = rf"^merge failed after \[rtn, awq\]: logits changed by .* relative, over the tolerance of {TOLERANCE:g}$"
+    with pytest.raises(VerifyError, match=message) as caught:
+        GraphVerifier("numeric", PROBE).check("merge", ["rtn", "awq"], model, broken)
+    assert caught.value.name == "merge"
+
+
+def test_a_broken_rule_fails_before_anything_is_computed(model, monkeypatch):
+    monkeypatch.setattr(verifier, "evaluate", lambda *_: pytest.fail("it was run"))
+    wrong = model.clone()
+    attention = next(node for node in wrong.graph if node.op_type == "PagedAttention")
+    attention.attributes["num_heads"] = ir.AttrInt64("num_heads", 3)
+    for level in ("shapes", "numeric"):
+        with pytest.raises(VerifyError, match="merge failed after .*: the graph breaks rules: node .* PagedAttention"):
+            GraphVerifier(level, PROBE).check("merge", [], model, wrong)
+
+
+def test_levels_below_numeric_run_nothing(model, broken, monkeypatch):
+    monkeypatch.setattr(verifier, "evaluate", lambda *_: pytest.fail("it was run"))
+    assert GraphVerifier("shapes", PROBE).check("merge", [], model, broken) is None
+    broken.graph.inputs.clear()
+    assert GraphVerifier("off", PROBE).check("merge", [], model, broken) is None
+
+
+def test_each_graph_is_run_once(model, monkeypatch):
+    runs = []
+    real = verifier.evaluate
+    monkeypatch.setattr(verifier, "evaluate", lambda graph, probe: runs.append(graph) or real(graph, probe))
+    judge = GraphVerifier("numeric", PROBE)
+    first, second = model.clone(), model.clone()
+    judge.check("a", [], model, first)
+    judge.check("b", ["a"], first, second)
+    assert [id(graph) for graph in runs] == [id(model), id(first), id(second)]
+
+
+def test_logits_that_are_not_finite_fail_the_graph_they_come_from(decoder, model):
+    decoder.arrays["model.norm.weight"][0] = np.inf
+    with pytest.raises(VerifyError, match=r"^rtn failed after \[\]: logits on probe tokens are not finite"):
+        GraphVerifier("numeric", PROBE).check("merge", ["rtn"], model, model.clone())
+
+
+def test_what_the_reference_runtime_cannot_run_is_said(model, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no kernel for Foo")
+
+    monkeypatch.setattr(verifier, "evaluate", fail)
+    with pytest.raises(VerifyError, match="onnxruntime cannot run the graph: no kernel for Foo"):
+        GraphVerifier("numeric", PROBE).check("merge", [], model, model.clone())
+
+
+def test_the_error_is_relative_to_the_largest_logit_of_the_row():
+    before = np.array([[1, -10], [0.1, 0.01]], np.float32)
+    after = before + np.array([[0.1, 0], [0, 0.005]], np.float32)
+    assert relative_error(before, after) == pytest.approx(0.05)
+    assert not relative_error(before, np.full_like(after, np.nan)) <= 1

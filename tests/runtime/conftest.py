@@ -1,0 +1,230 @@
+"""A scripted executor: its logits are a hash of the tokens it finds in its pool through the block table.
+
+Any block that is wrong, stale, shared too early or reused too soon changes the answer or trips an assertion, as real
+attention over a wrong K/V history would, at microseconds per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from optimc.plan import FORMAT_VERSION, KvLayer, KvLayout, Limits, Manifest, ModelInfo, Source, TargetInfo, TokenIds
+from optimc_runtime.config import EngineConfig
+from optimc_runtime.engine import Engine
+from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+from optimc_runtime.tokenizer import Tokenizer
+
+POISON = -1
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Finalizer of splitmix64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def reference_logits(tokens, vocab_size: int) -> np.ndarray:
+    """[T, V]: at each position a function of all tokens up to it and of their places."""
+    return _logits_at(np.asarray(tokens, np.int64), np.arange(len(tokens)), vocab_size)
+
+
+_PLACES = _mix(np.arange(1, 4097, dtype=np.uint64))
+_WORDS = np.arange(1, 4097, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+
+
+def _logits_at(tokens: np.ndarray, positions: np.ndarray, vocab_size: int) -> np.ndarray:
+    mixed = _mix(tokens.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + _PLACES[: len(tokens)])
+    context = np.cumsum(mixed, dtype=np.uint64)[positions]
+    words = _mix(context[:, None] + _WORDS[:vocab_size])
+    return (words >> np.uint64(40)).astype(np.float32) * np.float32(12 / 2**24) - np.float32(6)
+
+
+@dataclass
+class ScriptedExecutor:
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    limits: Limits | None = None
+    before_step: Callable[[StepPlan], None] | None = None
+    after_step: Callable[[StepPlan], None] | None = None
+    script: dict[int, int] = field(default_factory=dict)
+    """Position to the token that wins after it, whatever the history; the hash decides elsewhere."""
+    shapes: list[tuple[int, int, int]] = field(default_factory=list)
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = np.full(self.num_blocks * self.block_size, POISON, np.int64)
+        self.positions = np.full(self.num_blocks * self.block_size, POISON, np.int64)
+
+    @property
+    def pool(self) -> KvPoolInfo:
+        return KvPoolInfo(self.num_blocks, self.block_size, bytes_per_block=1024)
+
+    def poison(self, blocks) -> None:
+        for block in blocks:
+            self.tokens[block * self.block_size : (block + 1) * self.block_size] = POISON
+            self.positions[block * self.block_size : (block + 1) * self.block_size] = POISON
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.before_step is not None:
+            self.before_step(plan)
+        self._check(plan)
+        self.tokens[plan.slots] = plan.tokens
+        self.positions[plan.slots] = plan.positions
+        logits = np.empty((len(plan.logits_rows), self.vocab_size), np.float32)
+        owner = np.searchsorted(plan.query_start, plan.logits_rows, side="right") - 1
+        for sequence in sorted(set(owner.tolist())):
+            mine = np.flatnonzero(owner == sequence)
+            at = plan.positions[plan.logits_rows[mine]]
+            seen = np.arange(at[-1] + 1)
+            slots = plan.block_table[sequence, seen // self.block_size] * self.block_size + seen % self.block_size
+            assert (self.positions[slots] == seen).all(), "a token's K/V is not where the block table says"
+            history = self.tokens[slots]
+            assert (history != POISON).all(), "unwritten K/V is read"
+            logits[mine] = _logits_at(history, at, self.vocab_size)
+        for row, position in enumerate(plan.positions[plan.logits_rows].tolist()):
+            if position in self.script:
+                logits[row, self.script[position]] = 100
+        self.shapes.append((len(plan.tokens), len(plan.context_len), len(plan.logits_rows)))
+        if self.after_step is not None:
+            self.after_step(plan)
+        return StepResult(logits)
+
+    def move(self, src_slots, dst_slots) -> None:
+        self.tokens[dst_slots] = self.tokens[src_slots]
+        self.positions[dst_slots] = self.positions[src_slots]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _check(self, plan: StepPlan) -> None:
+        assert plan.tokens.dtype == plan.positions.dtype == plan.slots.dtype == plan.logits_rows.dtype == np.int64
+        assert plan.query_start.dtype == plan.context_len.dtype == plan.block_table.dtype == np.int32
+        counts = np.diff(plan.query_start)
+        total = int(plan.query_start[-1])
+        assert plan.query_start[0] == 0
+        assert (counts > 0).all()
+        assert total == len(plan.tokens) == len(plan.positions) == len(plan.slots)
+        assert len(set(plan.slots.tolist())) == total, "two tokens share a slot"
+        assert (np.diff(plan.logits_rows) > 0).all()
+        owner = np.repeat(np.arange(len(counts)), counts)
+        expected = np.arange(total) + (plan.context_len - plan.query_start[:-1])[owner]
+        assert (plan.positions == expected).all()
+        blocks = plan.block_table[owner, expected // self.block_size]
+        assert (plan.slots == blocks * self.block_size + expected % self.block_size).all()
+        if self.limits is not None:
+            assert total <= self.limits.max_step_tokens
+            assert len(counts) <= self.limits.max_seqs
+            assert (plan.context_len + counts).max() <= self.limits.max_seq_len
+
+
+def make_manifest(
+    *,
+    vocab_size: int = 64,
+    block_size: int = 4,
+    max_seq_len: int = 64,
+    max_step_tokens: int = 8,
+    max_seqs: int = 8,
+    eos: tuple[int, ...] = (),
+) -> Manifest:
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name="scripted",
+        target=TargetInfo(backend="scripted"),
+        model=ModelInfo(architecture="scripted", vocab_size=vocab_size, hidden_size=1, num_layers=1),
+        limits=Limits(
+            max_seq_len=max_seq_len, max_step_tokens=max_step_tokens, max_seqs=max_seqs, kv_memory_bytes=1 << 20
+        ),
+        kv=KvLayout(block_size=block_size, dtype="float32", layers=(KvLayer(num_kv_heads=1, head_dim=1, window=0),)),
+        tokens=TokenIds(bos=None, eos=eos, pad=None),
+        source=Source(
+            model="none",
+            model_hash="",
+            recipe={},
+            recipe_hash="",
+            build_key="",
+            calibration_hash=None,
+            tools={},
+        ),
+    )
+
+
+def make_byte_tokenizer() -> Tokenizer:
+    """Ids 0..255 are the bytes themselves; 256 is the control token <end>."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    chars = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    backend = Backend(models.BPE(vocab={chars[byte]: byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(backend.to_str().encode())
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Tokenizer:
+    return make_byte_tokenizer()
+
+
+@pytest.fixture
+def make_engine(scripted):
+    """Make an engine on a scripted executor, whose fresh blocks are poisoned; all are closed in the end."""
+    engines = []
+
+    def make(
+        config: EngineConfig | None = None, *, num_blocks=32, vocab_size=64, tokenizer=None, poison=True, **options
+    ):
+        hashing = {"block_hash": options.pop("block_hash")} if "block_hash" in options else {}
+        manifest = scripted.manifest(vocab_size=vocab_size, **options)
+        executor = scripted.Executor(num_blocks, manifest.kv.block_size, vocab_size, manifest.limits)
+        engine = Engine(executor, manifest, tokenizer, config, **hashing)
+        engine.executor = executor
+        if poison:
+            scripted.poison_on_allocate(engine.scheduler.pool, executor)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        if engine.executor.before_step is not None:
+            engine.executor.before_step = None
+        engine.close()
+
+
+@pytest.fixture
+def scripted():
+    """Namespace of the scripted model: Executor, make_manifest, reference_logits."""
+
+    class Scripted:
+        Executor = ScriptedExecutor
+        manifest = staticmethod(make_manifest)
+        logits = staticmethod(reference_logits)
+
+        @staticmethod
+        def greedy(prompt, count: int, vocab_size: int = 64) -> list[int]:
+            """The `count` tokens a request alone in the world would get."""
+            tokens = list(prompt)
+            for _ in range(count):
+                tokens.append(int(reference_logits(tokens, vocab_size)[-1].argmax()))
+            return tokens[len(prompt) :]
+
+        @staticmethod
+        def poison_on_allocate(pool, executor) -> None:
+            """Fresh and reused blocks hold garbage, so that reading one before writing it shows."""
+            allocate = pool.allocate
+
+            def poisoned(count):
+                blocks = allocate(count)
+                executor.poison(blocks or ())
+                return blocks
+
+            pool.allocate = poisoned
+
+    return Scripted

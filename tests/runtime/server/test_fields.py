@@ -1,0 +1,107 @@
+"""Fields we know and do not have, fields nobody knows, and fields that never mattered."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from optimc_runtime.server import ServerOptions
+
+UNSUPPORTED_CHAT = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"},
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "x"},
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "high",
+    "store": True,
+    "service_tier": "flex",
+    "web_search_options": {},
+    "continue_final_message": True,
+}
+UNSUPPORTED_TEXT = {"echo": True, "suffix": "end", "best_of": 3, "prompt_logprobs": 1, "use_beam_search": True}
+
+NEUTRAL_CHAT = {
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "store": False,
+    "service_tier": "auto",
+    "user": "u",
+    "metadata": {"a": "b"},
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+}
+NEUTRAL_TEXT = {"echo": False, "suffix": "", "best_of": 1, "user": "u", "length_penalty": 1.0}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_CHAT)
+def test_what_chat_does_not_have_is_refused_by_name(served, error_of, name):
+    reply = served.chat("hi", **{name: UNSUPPORTED_CHAT[name]})
+    assert reply.status_code == 400
+    error = error_of(reply)
+    assert (error["param"], error["code"]) == (name, "unsupported_field")
+    assert "not supported" in error["message"]
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_TEXT)
+def test_what_completions_does_not_have_is_refused_by_name(served, error_of, name):
+    reply = served.complete("hi", **{name: UNSUPPORTED_TEXT[name]})
+    assert reply.status_code == 400
+    assert error_of(reply)["param"] == name
+    assert "not supported" in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize("name", NEUTRAL_CHAT)
+def test_values_that_ask_for_nothing_are_accepted_in_chat(served, name):
+    assert served.chat("hi", **{name: NEUTRAL_CHAT[name]}).status_code == 200
+
+
+@pytest.mark.parametrize("name", NEUTRAL_TEXT)
+def test_values_that_ask_for_nothing_are_accepted_in_completions(served, name):
+    assert served.complete("hi", **{name: NEUTRAL_TEXT[name]}).status_code == 200
+
+
+def test_best_of_equal_to_n_changes_nothing(served):
+    assert served.complete("hi", n=3, best_of=3).status_code == 200
+
+
+def test_one_is_not_true():
+    from optimc_runtime.server.protocol.parse import Unsupported
+
+    assert not Unsupported("x", (True,)).accepts(1)
+    assert not Unsupported("x", (1,)).accepts(True)
+
+
+def test_unknown_fields_are_refused(served, error_of):
+    reply = served.chat("hi", temprature=0.5)
+    assert reply.status_code == 400
+    error = error_of(reply)
+    assert (error["param"], error["code"]) == ("temprature", "unknown_field")
+
+
+def test_unknown_fields_are_logged_when_allowed(start_server, engine, template, caplog):
+    with (
+        start_server(engine, template, ServerOptions(allow_unknown_fields=True)) as served,
+        caplog.at_level(logging.WARNING, "optimc_runtime.server"),
+    ):
+        messages = [{"role": "user", "content": "hi", "mood": "good"}]
+        reply = served.http.post("/v1/chat/completions", json={"messages": messages, "temprature": 0.5})
+        assert reply.status_code == 200
+        assert served.chat("hi", tools=[{"type": "function"}]).status_code == 400
+    assert "mood, temprature" in caplog.text
+    assert len(engine.submitted) == 1
+
+
+def test_generation_defaults_that_make_no_sense_fail_at_start_all_together():
+    from optimc.errors import ConfigError
+
+    with pytest.raises(ConfigError) as failure:
+        ServerOptions(generation_defaults={"temperature": -1, "max_length": 20, "top_p": 0.9})
+    assert [fault.where for fault in failure.value.faults] == ["max_length", "temperature"]

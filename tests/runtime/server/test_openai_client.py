@@ -1,0 +1,272 @@
+"""The official client, in its strict mode, against a real server on a real engine with a scripted model."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import openai
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from optimc_runtime.chat_template import ChatTemplate
+from optimc_runtime.config import EngineConfig
+from optimc_runtime.engine import Engine
+from optimc_runtime.server import HttpServer, ServerOptions, build_app
+from optimc_runtime.tokenizer import Tokenizer
+
+EOS_TEXT = "<|end|>"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer without merges; printable letters only, so that every token is one character."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([EOS_TEXT])
+    return Tokenizer(backend.to_str().encode(), {"eos_token": EOS_TEXT})
+
+
+@dataclass
+class RealServer:
+    url: str
+    engine: Engine
+    executor: Any
+    client: openai.OpenAI
+    """Checks every answer against the client's types."""
+    lenient_client: openai.OpenAI
+    tokenizer: Tokenizer
+    failing: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def eos(self) -> int:
+        token_id = self.tokenizer.token_id(EOS_TEXT)
+        assert token_id is not None
+        return token_id
+
+    def letters_only(self) -> dict[str, float]:
+        """A bias that keeps the scripted model to one-byte characters, so that texts and tokens line up."""
+        return {str(self.tokenizer.encode(char)[0]): 50.0 for char in "abcdefgh"}
+
+    def fail_in(self, steps: int) -> None:
+        """Let the executor fail once, `steps` steps from now."""
+        self.failing["left"] = steps
+
+    def before_step(self, _plan: Any) -> None:
+        if "left" in self.failing:
+            self.failing["left"] -= 1
+            if self.failing["left"] < 0:
+                del self.failing["left"]
+                raise RuntimeError("injected")
+
+    def check_idle(self) -> None:
+        """No request is left, and every block is free or merely cached; within a step of the last answer."""
+        for _ in range(200):
+            stats = self.engine.stats()
+            if (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0):
+                break
+            time.sleep(0.01)
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+
+
+@contextmanager
+def running(scripted: Any) -> Iterator[RealServer]:
+    tokenizer = byte_tokenizer()
+    eos = tokenizer.token_id(EOS_TEXT)
+    manifest = scripted.manifest(
+        vocab_size=tokenizer.vocab_size, max_seq_len=128, max_step_tokens=64, max_seqs=8, eos=(eos,)
+    )
+    executor = scripted.Executor(256, 4, tokenizer.vocab_size, manifest.limits)
+    engine = Engine(executor, manifest, tokenizer, EngineConfig())
+    engine.start()
+    ready = threading.Event()
+    app = build_app(engine, model_name="tiny", chat_template=ChatTemplate(TEMPLATE), options=ServerOptions())
+    server = HttpServer(app, port=0, on_ready=lambda _url: ready.set())
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert ready.wait(10)
+        common: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 20}
+        with (
+            openai.OpenAI(**common, _strict_response_validation=True) as strict,
+            openai.OpenAI(**common) as lenient,
+        ):
+            real = RealServer(server.url, engine, executor, strict, lenient, tokenizer)
+            executor.before_step = real.before_step
+            yield real
+    finally:
+        server.stop()
+        thread.join(15)
+        engine.close()
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def real(scripted) -> Iterator[RealServer]:
+    with running(scripted) as server:
+        yield server
+        server.check_idle()
+
+
+def ask(real: RealServer, endpoint: str, **fields: Any) -> Any:
+    """Call the endpoint with the shared fields: greedy, letters only."""
+    bias = {**real.letters_only(), **fields.pop("logit_bias", {})}
+    common: dict[str, Any] = {"model": "tiny", "temperature": 0, "logit_bias": bias, **fields}
+    if endpoint == "chat":
+        return real.client.chat.completions.create(messages=[{"role": "user", "content": "hello"}], **common)
+    # The client's type for text chunks has no null finish_reason, although the API sends it in all but the last.
+    client = real.lenient_client if fields.get("stream") else real.client
+    return client.completions.create(prompt="hello", **common)
+
+
+def texts_and_reasons(choices: Any) -> list[tuple[str, str]]:
+    return [
+        (choice.message.content if hasattr(choice, "message") else choice.text, choice.finish_reason)
+        for choice in sorted(choices, key=lambda choice: choice.index)
+    ]
+
+
+def gather(stream: Any, n: int) -> tuple[list[tuple[str, str]], Any]:
+    """Put a stream's choices together; return them with the usage of the last chunk."""
+    texts = dict.fromkeys(range(n), "")
+    reasons: dict[int, str] = {}
+    usage = None
+    for chunk in stream:
+        assert usage is None, "usage is the last chunk"
+        for choice in chunk.choices:
+            assert choice.index not in reasons, "nothing follows the finish reason"
+            texts[choice.index] += (choice.delta.content if hasattr(choice, "delta") else choice.text) or ""
+            if choice.finish_reason is not None:
+                reasons[choice.index] = choice.finish_reason
+        if chunk.usage is not None:
+            assert chunk.choices == []
+            usage = chunk.usage
+    return [(texts[index], reasons[index]) for index in range(n)], usage
+
+
+@pytest.mark.parametrize("ending", ["eos", "stop string", "length", "one token", "immediate eos"])
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_streamed_and_whole_answers_agree_for_every_ending(real, endpoint, ending):
+    forced_eos = {"logit_bias": {str(real.eos): 100}, "max_tokens": 20}
+    plain = ask(real, endpoint, max_tokens=12)
+    [(full_text, _)] = texts_and_reasons(plain.choices)
+    assert len(full_text) == 12
+    fields, expected = {
+        "eos": ({**forced_eos, "extra_body": {"min_tokens": 3}}, (full_text[:3], "stop")),
+        "stop string": (
+            {"stop": [full_text[4:6]], "max_tokens": 12},
+            (full_text[: full_text.index(full_text[4:6])], "stop"),
+        ),
+        "length": ({"max_tokens": 5}, (full_text[:5], "length")),
+        "one token": ({"max_tokens": 1}, (full_text[:1], "length")),
+        "immediate eos": (forced_eos, ("", "stop")),
+    }[ending]
+    for n, usage in product([1, 3], [False, True]):
+        whole = ask(real, endpoint, n=n, **fields)
+        assert texts_and_reasons(whole.choices) == [expected] * n
+        options = {"stream_options": {"include_usage": True}} if usage else {}
+        streamed, counted = gather(ask(real, endpoint, n=n, stream=True, **options, **fields), n)
+        assert streamed == [expected] * n
+        if usage:
+            assert counted.completion_tokens == whole.usage.completion_tokens
+            assert counted.prompt_tokens == whole.usage.prompt_tokens
+        else:
+            assert counted is None
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_failed_step_is_an_error_for_its_requests_and_nobody_else(real, endpoint, caplog):
+    caplog.set_level(logging.CRITICAL)
+    for n, usage in product([1, 3], [False, True]):
+        options = {"stream_options": {"include_usage": True}} if usage else {}
+        stream = ask(real, endpoint, n=n, stream=True, max_tokens=50, **options)
+        text = ""
+        with pytest.raises(openai.APIError, match="injected"):  # noqa: PT012  (the failure comes while iterating)
+            for chunk in stream:
+                for choice in chunk.choices:
+                    text += (choice.delta.content if endpoint == "chat" else choice.text) or ""
+                if text and "left" not in real.failing:
+                    real.fail_in(1)
+        assert text
+        real.fail_in(0)
+        with pytest.raises(openai.InternalServerError, match="injected"):
+            ask(real, endpoint, n=n, max_tokens=5)
+        assert ask(real, endpoint, max_tokens=2).choices[0].finish_reason == "length"
+
+
+def test_the_text_is_the_models(real, scripted):
+    reply = real.client.completions.create(
+        model="tiny", prompt=[1, 2, 3], temperature=0, max_tokens=6, extra_body={"return_token_ids": True}
+    )
+    expected = scripted.greedy([1, 2, 3], 6, real.tokenizer.vocab_size)
+    assert reply.choices[0].model_extra["token_ids"] == expected
+    assert reply.choices[0].text == real.tokenizer.decode(expected)
+
+
+def test_seeded_answers_repeat_and_choices_differ(real):
+    fields = {"temperature": 5.0, "seed": 11, "max_tokens": 12, "n": 3}
+    first = texts_and_reasons(ask(real, "chat", **fields).choices)
+    assert texts_and_reasons(ask(real, "chat", **fields).choices) == first
+    assert len({text for text, _ in first}) == 3
+    alone = texts_and_reasons(ask(real, "chat", **{**fields, "n": 1}).choices)
+    assert alone == first[:1]
+
+
+def test_logprobs_are_read_by_the_client(real):
+    chat = ask(real, "chat", max_tokens=4, logprobs=True, top_logprobs=3).choices[0]
+    assert "".join(entry.token for entry in chat.logprobs.content) == chat.message.content
+    assert all(len(entry.top_logprobs) == 3 for entry in chat.logprobs.content)
+    assert all(entry.logprob <= 0 for entry in chat.logprobs.content)
+    text = ask(real, "completions", max_tokens=4, logprobs=2).choices[0]
+    assert "".join(text.logprobs.tokens) == text.text
+    assert text.logprobs.text_offset == [0, 1, 2, 3]
+    stream = list(ask(real, "chat", max_tokens=4, logprobs=True, stream=True))
+    streamed = [entry for chunk in stream for entry in (chunk.choices[0].logprobs or _Empty).content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in chat.logprobs.content]
+
+
+class _Empty:
+    content: tuple[()] = ()
+
+
+def test_a_second_identical_prompt_is_cached_and_salted_ones_are_not(real):
+    cached = [
+        ask(real, "chat", max_tokens=2, extra_body=body).usage.prompt_tokens_details.cached_tokens
+        for body in ({}, {}, {"cache_salt": "a"}, {"cache_salt": "a"})
+    ]
+    assert cached[0] == cached[2] == 0
+    assert cached[1] == cached[3] > 0
+
+
+def test_errors_are_the_clients_own_exceptions(real):
+    with pytest.raises(openai.NotFoundError) as not_found:
+        real.client.completions.create(model="gpt-9", prompt="x")
+    assert not_found.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as too_long:
+        ask(real, "completions", max_tokens=1000)
+    assert too_long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as no_tools:
+        ask(real, "chat", tools=[{"type": "function", "function": {"name": "f"}}])
+    assert no_tools.value.param == "tools"
+    assert real.client.models.list().data[0].id == "tiny"
+    assert real.client.models.retrieve("tiny").model_extra["max_model_len"] == 128
+
+
+def test_leaving_a_stream_frees_its_blocks(real):
+    stream = ask(real, "completions", stream=True, max_tokens=100, n=4)
+    next(iter(stream))
+    stream.close()
+    real.check_idle()
+    before = real.engine.stats().output_tokens
+    time.sleep(0.1)
+    assert real.engine.stats().output_tokens == before < 400
