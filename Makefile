@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := models/smollm2-135m-instruct.gguf
-NATIVE := $(wildcard runtime/native/*.cpp runtime/native/*.h runtime/native/CMakeLists.txt)
+NATIVE := $(shell find runtime/native -type f)
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false

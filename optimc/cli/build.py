@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from optimc.cli import options
-from optimc.cli.format import format_bytes
+from optimc.cli.format import format_bytes, format_metrics
 from optimc.cli.progress import progress_bar
 
 
@@ -60,11 +60,8 @@ def build(
         return
     table = Table("pass", "seconds", "notes", title=f"{result.manifest.name} → {result.path}", title_justify="left")
     for report in result.manifest.passes:
-        notes = [
-            f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in report.metrics.items()
-        ]
-        table.add_row(report.name, "cached" if report.cached else f"{report.seconds:.1f}", ", ".join(notes))
+        seconds = "cached" if report.cached else f"{report.seconds:.1f}"
+        table.add_row(report.name, seconds, ", ".join(format_metrics(report.metrics)))
     console.print(table)
     console.print(
         f"{format_bytes(result.size_bytes)} in {result.seconds:.1f} s; `optimc serve {result.path}` serves it"

@@ -54,6 +54,7 @@ def compare(
         requests=requests,
         windows=windows,
         length=length,
+        threads=threads,
     )
     build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir)
     with progress_bar() as progress:

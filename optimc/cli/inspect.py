@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from optimc.cli import options
-from optimc.cli.format import format_bytes
+from optimc.cli.format import format_bytes, format_metrics
 from optimc.plan import Manifest, Plan
 
 
@@ -86,7 +86,7 @@ def _passes(manifest: Manifest) -> Table:
             report.name,
             ", ".join(f"{key}={value}" for key, value in report.config.items()),
             f"{report.seconds:.1f}",
-            "\n".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in report.metrics.items()),
+            "\n".join(format_metrics(report.metrics)),
             "\n".join(report.decisions[:6])
             + (f"\n… {len(report.decisions) - 6} more (--json)" if len(report.decisions) > 6 else ""),
         )

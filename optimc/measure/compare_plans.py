@@ -51,6 +51,8 @@ class CompareConfig:
     """Measured at each concurrency; None as in BenchConfig, and never fewer than the concurrency."""
     warmup_requests: int | None = None
     seed: int = 0
+    threads: int | None = None
+    """What `open_engine` gives the engines; here because figures of other thread counts are other figures."""
     windows: int = 16
     """Evaluation windows."""
     length: int = 512

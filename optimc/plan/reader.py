@@ -29,6 +29,8 @@ class Plan:
         self.path = path
         self.manifest = manifest
         self._specs = specs
+        self.size_bytes = len(data)
+        """Size of the file."""
         self._data = data
         self._bytes = np.frombuffer(data, np.uint8)
 
@@ -72,11 +74,6 @@ class Plan:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the file."""
-        return len(self._data)
 
     @property
     def content_hash(self) -> str:

@@ -126,7 +126,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks text for training masks; here it renders its body."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

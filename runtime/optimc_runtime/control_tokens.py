@@ -13,8 +13,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from tokenizers import Tokenizer as Backend
 
 from optimc.errors import RequestError
 from optimc_runtime.token_backend import encode_text, load_backend
@@ -34,15 +37,21 @@ class ControlTokens:
         self._longest = max(map(len, spellings), default=0)
         nonce = secrets.token_hex(8)
         self._names = {text: f"{_NAME_END}{nonce}{i}{_NAME_END}" for i, text in enumerate(self._spellings)}
-        self._backend = load_backend(json.dumps(_renamed(spec, self._names)).encode())
+        self._json = tokenizer_json
+        self._lock = threading.Lock()
+        self._renamed_backend: Backend | None = None
 
     def guard(self, value: Any) -> tuple[Any, dict[str, str]]:
         """Return `value` (nested dicts, lists and strings) with stand-ins, and stand-in to original character.
 
         The mapping is empty, and the value returned as it is, if no string in it needs guarding.
-        Raises RequestError if a string needs guarding and the strings use up all private-use characters.
+        Raises RequestError if `value` is nested too deeply, or if a string needs guarding and the strings use up all
+        private-use characters.
         """
-        strings = list(_strings(value))
+        try:
+            strings = list(_strings(value))
+        except RecursionError:
+            raise RequestError("messages are nested too deeply", param="messages") from None
         originals = sorted({text[at] for text in strings for at in self._starts(text)})
         if not originals:
             return value, {}
@@ -61,7 +70,15 @@ class ControlTokens:
             pattern = re.compile("|".join(map(re.escape, present)))
             rendered = pattern.sub(lambda match: self._names[match[0]], rendered)
         text = rendered.translate({ord(stand_in): char for stand_in, char in originals.items()})
-        return encode_text(self._backend, text, add_special_tokens=False)
+        return encode_text(self._backend(), text, add_special_tokens=False)
+
+    def _backend(self) -> Backend:
+        """Return the tokenizer with renamed special tokens, built when first needed: most chats never need it."""
+        with self._lock:
+            if self._renamed_backend is None:
+                spec = _renamed(json.loads(self._json), self._names)
+                self._renamed_backend = load_backend(json.dumps(spec).encode())
+            return self._renamed_backend
 
     def _starts(self, text: str) -> set[int]:
         """Return where in `text` a special spelling starts, or may start if other text follows."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from optimc_runtime.request import SamplingParams, TokenLogprob
 _UINT64 = 2**64 - 1
 _NO_IDS: NDArray[np.int32] = np.empty(0, np.int32)
 _NO_VALUES: NDArray[np.float32] = np.empty(0, np.float32)
+
+_Number = TypeVar("_Number", np.int32, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +179,14 @@ def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list
     ]
 
 
-def _joined(parts: Sequence[NDArray[np.generic]], empty: NDArray[np.generic]) -> NDArray[np.generic]:
+def _joined(parts: Sequence[NDArray[_Number]], empty: NDArray[_Number]) -> NDArray[_Number]:
     filled = [part for part in parts if len(part)]
     return np.concatenate(filled) if filled else empty
 
 
 def _ragged(parts: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return (start [R+1], joined ids): row r owns `ids[start[r]:start[r + 1]]`."""
-    start = np.zeros(len(parts) + 1, np.int64)
+    start: NDArray[np.int64] = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=start[1:])
     return start, _joined(parts, _NO_IDS)
 

@@ -18,6 +18,8 @@ from optimc.plan import FORMAT_VERSION, KvLayer, KvLayout, Limits, Manifest, Mod
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+from optimc_runtime.request import SamplingParams
+from optimc_runtime.sampler import SamplingState, sample
 from optimc_runtime.tokenizer import Tokenizer
 
 POISON = -1
@@ -196,6 +198,93 @@ def make_engine(scripted):
         if engine.executor.before_step is not None:
             engine.executor.before_step = None
         engine.close()
+
+
+@pytest.fixture
+def make_talker(make_engine, byte_tokenizer):
+    """Make an engine that answers a one-token prompt with `text`, byte by byte."""
+
+    def make(text: str):
+        engine = make_engine(vocab_size=257, tokenizer=byte_tokenizer, max_seq_len=120)
+        engine.executor.script = dict(enumerate(text.encode()))
+        return engine
+
+    return make
+
+
+class Inbox:
+    """Collects one request's outputs."""
+
+    def __init__(self) -> None:
+        self.outputs = []
+        self.request_id = None
+
+    def __call__(self, output) -> None:
+        self.outputs.append(output)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(output.text for output in self.outputs)
+
+    @property
+    def reason(self) -> str | None:
+        """The finish reason: at most one, in the last output."""
+        reasons = [output.finish_reason for output in self.outputs if output.finish_reason is not None]
+        assert len(reasons) <= 1
+        assert not reasons or self.outputs[-1].finish_reason is not None
+        return reasons[0] if reasons else None
+
+
+class Drive:
+    """What tests do with an engine that no thread runs."""
+
+    Inbox = Inbox
+
+    @staticmethod
+    def greedy(max_tokens: int | None, **options) -> SamplingParams:
+        return SamplingParams(max_tokens=max_tokens, temperature=0, **options)
+
+    @staticmethod
+    def submit(engine, prompt, params, **options) -> Inbox:
+        inbox = Inbox()
+        inbox.request_id = engine.submit(prompt, params, on_output=inbox, **options)
+        return inbox
+
+    @classmethod
+    def run(cls, engine, max_steps: int = 20_000) -> None:
+        steps = 0
+        while engine.step():
+            steps += 1
+            assert steps < max_steps
+        cls.assert_idle(engine)
+
+    @staticmethod
+    def assert_idle(engine) -> None:
+        """The invariant probe."""
+        engine.scheduler.check_integrity()
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+        assert not engine._unfinished
+
+    @staticmethod
+    def alone(prompt, params, vocab_size: int = 64) -> list[int]:
+        """What the request must get: the reference logits and the sampler, no engine."""
+        state = SamplingState(params, prompt, frozenset(), vocab_size, params.seed or 0)
+        tokens = list(prompt)
+        for _ in range(params.max_tokens):
+            tokens.append(sample(reference_logits(tokens, vocab_size)[-1:], [state])[0].token_id)
+            state.accept(tokens[-1])
+        return tokens[len(prompt) :]
+
+
+@pytest.fixture
+def drive() -> type[Drive]:
+    return Drive
 
 
 @pytest.fixture

@@ -135,6 +135,17 @@ def test_a_prefill_waits_until_its_whole_context_fits(rig):
     assert large.status is Status.FINISHED
 
 
+def test_a_prefill_waits_if_the_token_after_it_would_not_fit(rig):
+    r = rig(num_blocks=4)
+    r.add([1] * 7, 2)  # 2 blocks
+    r.step()
+    exact = r.add([2] * 8, 4)  # 2 blocks now, a third for its first output
+    r.step()
+    assert exact.status is Status.WAITING
+    r.run()
+    assert r.scheduler.num_preemptions == 0
+
+
 def test_the_youngest_is_preempted_and_the_oldest_never(rig):
     r = rig(num_blocks=6, cache=False)
     old, middle, young = (r.add([i, i + 1, i + 2], 20) for i in range(3))
@@ -234,7 +245,7 @@ def test_a_step_commits_only_what_was_not_released(rig):
     r.executor.execute(step.plan)
     r.scheduler.release(gone)
     r.scheduler.commit(step)
-    assert (gone.num_published, stays.num_published) == (0, 2)
+    assert (gone.num_published, gone.num_computed, stays.num_published) == (0, 0, 2)
     r.scheduler.check_integrity()
 
 

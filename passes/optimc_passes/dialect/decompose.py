@@ -95,18 +95,20 @@ class _Body:
         heads, group, dim = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim
         scaled = self.op("Mul", q, self.scalar(spec.scale))
         # Query heads stay grouped by the K/V head they share, so that K/V broadcast instead of being repeated.
-        q_heads = self.op("Transpose", self.op("Reshape", scaled, self.ints(0, 0, heads, group, dim)), perm=[0, 2, 3, 1, 4])
-        k_heads = self.op("Transpose", self.op("Reshape", keys, self.ints(0, 0, heads, 1, dim)), perm=[0, 2, 3, 4, 1])
-        v_heads = self.op("Transpose", self.op("Reshape", values, self.ints(0, 0, heads, 1, dim)), perm=[0, 2, 3, 1, 4])
+        q_heads = self._heads(scaled, (heads, group, dim), perm=[0, 2, 3, 1, 4])
+        k_heads = self._heads(keys, (heads, 1, dim), perm=[0, 2, 3, 4, 1])
+        v_heads = self._heads(values, (heads, 1, dim), perm=[0, 2, 3, 1, 4])
         scores = self.op("MatMul", q_heads, k_heads)
         if spec.softcap:
             cap = self.scalar(spec.softcap)
             scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
         masked = self.op("Where", visible, scores, self.scalar(-np.inf))
         mixed = self.op("MatMul", self.op("Softmax", masked, axis=-1), v_heads)
-        return self.op(
-            "Reshape", self.op("Transpose", mixed, perm=[0, 3, 1, 2, 4]), self.ints(0, 0, spec.q_width)
-        )
+        return self.op("Reshape", self.op("Transpose", mixed, perm=[0, 3, 1, 2, 4]), self.ints(0, 0, spec.q_width))
+
+    def _heads(self, packed: ir.Value, split: tuple[int, int, int], perm: Sequence[int]) -> ir.Value:
+        """Split the last axis of [B, X, width] into three and reorder the five axes."""
+        return self.op("Transpose", self.op("Reshape", packed, self.ints(0, 0, *split)), perm=perm)
 
 
 def decompose_causal(model: ir.Model) -> ir.Model:
@@ -174,7 +176,7 @@ def decompose_paged(model: ir.Model) -> tuple[ir.Model, PagedPorts]:
         layers[spec.layer] = ports
         _, context, visible = windows[spec.window]
         body = _Body(constants, prologue)
-        seen = []
+        seen: list[ir.Value] = []
         for operand, pool_name, step_name in (
             (_operand(node, 1), ports.key_pool, ports.step_keys),
             (_operand(node, 2), ports.value_pool, ports.step_values),
@@ -187,7 +189,7 @@ def decompose_paged(model: ir.Model) -> tuple[ir.Model, PagedPorts]:
             step.name, step.dtype, step.shape = step_name, ir.DataType.FLOAT, ir.Shape(["T", spec.kv_width])
             graph.outputs.append(step)
         q = body.op("Gather", _operand(node, 0), query_index, axis=0)
-        padded = body.op("Reshape", body.attend(spec, q, *seen, visible), body.ints(-1, spec.q_width))
+        padded = body.op("Reshape", body.attend(spec, q, seen[0], seen[1], visible), body.ints(-1, spec.q_width))
         _replace(graph, node, body, body.op("Gather", padded, unpad_index, axis=0))
     _finish(model, prologue)
     ports_by_layer = tuple(layers[layer] for layer in sorted(layers))
@@ -221,10 +223,6 @@ def _replace(graph: ir.Graph, node: ir.Node, body: _Body, result: ir.Value) -> N
 
 def _finish(model: ir.Model, prologue: Tape) -> None:
     """Insert what all layers share before everything else, and drop the dialect's import."""
-    graph = model.graph
-    if len(graph):
-        graph.insert_before(graph[0], prologue.nodes)
-    else:
-        graph.extend(prologue.nodes)
-    if not any(node.domain == DOMAIN for node in graph):
-        model.opset_imports.pop(DOMAIN, None)
+    if prologue.nodes:
+        model.graph.insert_before(model.graph[0], prologue.nodes)
+    model.opset_imports.pop(DOMAIN, None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,8 @@ def attend(
     scores = np.where(visible[:, seen], scores, dtype(-np.inf))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hgqk,khd->qhgd", weights, v_heads).reshape(len(q), spec.q_width)
+    mixed: NDArray[Any] = np.einsum("hgqk,khd->qhgd", weights, v_heads)
+    return mixed.reshape(len(q), spec.q_width)
 
 
 def window_mask(spec: PagedAttention, query_positions: NDArray[Any], key_positions: NDArray[Any]) -> NDArray[np.bool_]:
@@ -130,7 +132,7 @@ def paged_attention(
     key_pool[slots] = store(k)
     value_pool[slots] = store(v)
     out = np.empty_like(q)
-    for b, (start, stop) in enumerate(zip(query_start[:-1], query_start[1:], strict=True)):
+    for b, (start, stop) in enumerate(pairwise(query_start)):
         num_queries, num_context = int(stop - start), int(context_len[b])
         index = np.arange(num_context)
         context_slots = block_table[b, index // block_size].astype(np.int64) * block_size + index % block_size

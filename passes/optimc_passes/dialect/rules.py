@@ -63,7 +63,7 @@ class OpRule:
     attributes: tuple[Attribute, ...]
     relations: tuple[tuple[Callable[[Facts], bool], str], ...] = ()
     """Conditions on attributes and letters, each with the sentence that reports its failure."""
-    applies: Callable[[ir.Node], bool] = lambda node: True  # noqa: E731, ARG005
+    applies: Callable[[ir.Node], bool] = lambda node: True  # noqa: ARG005
 
 
 def _int(name: str, allowed: Callable[[float], bool], wanted: str) -> Attribute:
@@ -292,7 +292,9 @@ def _operand_faults(node: ir.Node, operand: Operand, value: ir.Value, facts: Fac
     ):
         yield f"{operand.name} {_show(value.shape)}, want ({', '.join(map(str, resolved))})"
         return
-    facts.update({dim: have for dim, have in zip(wanted, found, strict=True) if isinstance(dim, str) and isinstance(have, int)})
+    for dim, have in zip(wanted, found, strict=True):
+        if isinstance(dim, str) and isinstance(have, int):
+            facts[dim] = have
 
 
 def _schema_faults(model: ir.Model, node: ir.Node) -> Iterator[str]:

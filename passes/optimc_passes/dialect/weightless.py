@@ -21,7 +21,8 @@ def without_weights(model: ir.Model) -> ir.Model:
         assert value.const_value is not None
         if is_weight(value.const_value):
             del graph.initializers[name]
-            value.shape, value.type = ir.Shape(value.const_value.shape), ir.TensorType(value.const_value.dtype)
+            value.shape = ir.Shape(value.const_value.shape.numpy())
+            value.type = ir.TensorType(value.const_value.dtype)
             value.const_value = None
             graph.inputs.append(value)
     return model

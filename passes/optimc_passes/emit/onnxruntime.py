@@ -67,7 +67,7 @@ def lower(model: ir.Model, *, block_size: int, int8_activations: bool = False) -
     program = {
         "model": MODEL_TENSOR,
         "initializers": {
-            name: {"tensor": f"weights/{name}", "onnx_dtype": int(tensor.dtype), "shape": list(tensor.shape)}
+            name: {"tensor": f"weights/{name}", "onnx_dtype": int(tensor.dtype), "shape": list(tensor.shape.numpy())}
             for name, tensor in weights.items()
         },
         "attention": _describe(ports),
@@ -105,7 +105,7 @@ def _take_weights(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
 
 
 def _plan_tensor(name: str, tensor: ir.TensorProtocol) -> PlanTensor:
-    shape = tuple(int(size) for size in tensor.shape)
+    shape = tuple(tensor.shape.numpy())
     if tensor.dtype.bitwidth == 4:
         packed = (-(-math.prod(shape) // 2),)
         return PlanTensor(name, "U8", packed, _packed_bytes(tensor))

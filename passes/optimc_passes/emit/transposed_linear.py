@@ -49,15 +49,15 @@ def _transposed_initializer(node: ir.Node) -> ir.Value | None:
 def _gemm(x: ir.Value, weight: ir.Value, node: ir.Node) -> tuple[list[ir.Node], list[ir.Value], list[ir.Value]]:
     """Return the new nodes, the value they replace and its replacement. Gemm takes matrices only: x is flattened."""
     assert weight.shape is not None
-    features, outputs = weight.shape[1], weight.shape[0]
+    outputs, features = weight.shape.numpy()
     tape = Tape()
     if x.shape is not None and len(x.shape) == 2:
         result = tape.op("Gemm", [x, weight], {"transB": 1})
     else:
-        rows = tape.op("Reshape", [x, tape.op("Constant", (), {"value_ints": [-1, int(features)]})])
+        rows = tape.op("Reshape", [x, tape.op("Constant", (), {"value_ints": [-1, features]})])
         product = tape.op("Gemm", [rows, weight], {"transB": 1})
         leading = tape.op("Shape", [x], {"end": -1})
-        last = tape.op("Constant", (), {"value_ints": [int(outputs)]})
+        last = tape.op("Constant", (), {"value_ints": [outputs]})
         # Sizes are taken as they are: a step without logits has 0 rows, which a plain Reshape reads as "copy".
         shape = tape.op("Concat", [leading, last], {"axis": 0})
         result = tape.op("Reshape", [product, shape], {"allowzero": 1})

@@ -52,13 +52,18 @@ def paged_attention_registered() -> Iterator[None]:
         type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping.pop(ATTENTION_NAME)
 
 
-def _describe_mask(*_: Any, device: torch.device, local_size: int | None = None, **__: Any) -> torch.Tensor:
+def _describe_mask(
+    *_: Any, device: torch.device, local_size: int | None = None, use_vmap: bool = False, **others: Any
+) -> torch.Tensor:
     """Return a tensor that stands for the mask; only its attribute is read, so it leaves no trace in the graph.
 
     The window a mask was made with is what an eager model obeys; the `sliding_window` argument is only a copy of it.
     """
     marker = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=device)
-    marker.optimc_window = local_size or 0  # type: ignore[attr-defined]
+    # transformers asks for vmap when the model adds a mask function of its own; the other flag belongs to masks that
+    # are not causal.
+    if not use_vmap and "allow_is_bidirectional_skip" not in others:
+        marker.optimc_window = local_size or 0  # type: ignore[attr-defined]
     return marker
 
 
@@ -122,7 +127,7 @@ def _window(where: str, argument: int | None, attention_mask: torch.Tensor | Non
         return window
     masked = getattr(attention_mask, "optimc_window", None)
     if masked is None:
-        raise UnsupportedModelError(f"{where}: the model builds an attention mask of its own")
+        raise UnsupportedModelError(f"{where}: the attention mask is neither causal nor a causal window")
     if masked != window:
         raise UnsupportedModelError(
             f"{where}: the mask has a window of {masked} tokens, the attention call says {window}; optimc cannot tell "

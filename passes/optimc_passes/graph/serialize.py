@@ -47,6 +47,9 @@ def from_bytes(data: bytes, store: Store) -> ir.Model:
     graph = model.graph
     inputs = {value.name: value for value in graph.inputs}
     constants = dict(graph.initializers)
+    undescribed = sorted(set(constants) - set(expressions))
+    if undescribed:
+        raise ValueError(f"{undescribed[0]}: an initializer that is not described")
     graph.initializers.clear()
     for name, description in expressions.items():
         if description is None and name in constants:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +107,6 @@ def _instantiate(config_class: Any, raw: Mapping[str, Any], path: Path) -> Any:
     try:
         return config_class.from_dict(dict(raw))
     except Exception as error:  # the classes validate with whatever exception comes handy
-        logging.getLogger(__name__).debug("config rejected", exc_info=True)
         raise CheckpointError(f"{path}: not a valid {config_class.__name__}: {_one_line(error)}") from error
 
 

@@ -72,9 +72,9 @@ struct Crossing {
 };
 
 // The first bin with which the running sum reaches `target`; the last non-empty one if rounding lets none reach it.
-Crossing find_crossing(const double* bins, double sum, double target) {
+Crossing find_crossing(const double* bins, std::int32_t size, double sum, double target) {
     Crossing last{0, sum};
-    for (std::int32_t bin = 0; bin < kCutoffBins; ++bin) {
+    for (std::int32_t bin = 0; bin < size; ++bin) {
         if (bins[bin] == 0) continue;
         last = {bin, sum};
         sum += bins[bin];
@@ -106,12 +106,12 @@ Cutoff select(const float* logits, float max, std::int32_t* tokens, std::int32_t
     assert(count > 0);
     std::int32_t prefix = 0;
     for (const auto [shift, width] : {std::pair{19, 12}, std::pair{7, 12}, std::pair{0, 7}}) {
-        std::fill_n(bins, kCutoffBins, 0.0);
-        const std::int32_t mask = (1 << width) - 1;
+        const std::int32_t size = 1 << width;
+        std::fill_n(bins, size, 0.0);
         for (std::int32_t n = 0; n < count; ++n) {
-            bins[(bits_of(max - logits[tokens[n]]) >> shift) & mask] += weight(tokens[n]);
+            bins[(bits_of(max - logits[tokens[n]]) >> shift) & (size - 1)] += weight(tokens[n]);
         }
-        const Crossing crossing = find_crossing(bins, before, target);
+        const Crossing crossing = find_crossing(bins, size, before, target);
         before = crossing.before;
         prefix = (prefix << width) | crossing.bin;
         std::int32_t kept = 0;
@@ -142,6 +142,7 @@ std::vector<std::int32_t> tokens_in_order(const float* logits, std::int32_t voca
 Cutoff cutoff_by_count(const float* logits, std::int32_t vocab, float max, std::int32_t count,
                        CutoffScratch scratch) {
     assert(1 <= count && count <= vocab);
+    max += 0.0f;  // not -0, from which +0 is at distance -0
     const std::int32_t blocks = cutoff_blocks(vocab);
     std::int32_t* nearest = scratch.blocks;
     find_nearest(logits, vocab, max, nearest);
@@ -162,6 +163,7 @@ Cutoff cutoff_by_count(const float* logits, std::int32_t vocab, float max, std::
 Cutoff cutoff_by_mass(const float* logits, const float* weights, std::int32_t vocab, float max, float temperature,
                       float share, CutoffScratch scratch) {
     assert(0 < share && share < 1);
+    max += 0.0f;  // not -0, from which +0 is at distance -0
     constexpr float infinity = std::numeric_limits<float>::infinity();
     const auto within = [=](float distance) { return measure_within(logits, weights, vocab, max, distance); };
     const double total = within(infinity).mass;

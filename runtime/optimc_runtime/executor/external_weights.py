@@ -52,9 +52,7 @@ def _tensor(weight: ExternalWeight) -> bytes:
             _number(_TENSOR_DATA_TYPE, weight.onnx_dtype),
             _field(_TENSOR_NAME, weight.name.encode()),
             *(
-                _field(
-                    _TENSOR_EXTERNAL_DATA, _field(_ENTRY_KEY, key.encode()) + _field(_ENTRY_VALUE, value.encode())
-                )
+                _field(_TENSOR_EXTERNAL_DATA, _field(_ENTRY_KEY, key.encode()) + _field(_ENTRY_VALUE, value.encode()))
                 for key, value in entries.items()
             ),
             _number(_TENSOR_DATA_LOCATION, _EXTERNAL),

@@ -123,8 +123,10 @@ class OnnxRuntimeExecutor:
     def _call(self, inputs: dict[str, NDArray[Any]]) -> dict[str, Any]:
         """Run the graph on `inputs` and the pool; return its outputs by name."""
         assert self._binding is not None, "the executor is closed"
-        for name, array in inputs.items():
-            self._binding.bind_ortvalue_input(name, self._ort_value(np.ascontiguousarray(array)))
+        # The binding borrows the arrays' memory: they must live until the run is over.
+        borrowed = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        for name, array in borrowed.items():
+            self._binding.bind_ortvalue_input(name, self._ort_value(array))
         for name in self._output_names:
             self._binding.bind_output(name, "cpu")
         try:
@@ -199,4 +201,3 @@ def _weights(plan: Plan, program: OnnxProgram, path: Path) -> list[ExternalWeigh
         spec = plan.spec(entry.tensor)
         weights.append(ExternalWeight(name, entry.onnx_dtype, entry.shape, path.name, spec.offset, spec.nbytes))
     return weights
-

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,6 +141,14 @@ def test_other_limits_are_another_measurement(world):
     world.compare(world.plan("a"))
     world.journal.clear()
     world.compare(world.plan("a", max_seqs=4))
+    assert "open a" in world.journal
+
+
+def test_other_threads_are_another_measurement(world):
+    a = world.plan("a")
+    world.compare(a)
+    world.journal.clear()
+    world.compare(a, config=replace(CONFIG, threads=1))
     assert "open a" in world.journal
 
 

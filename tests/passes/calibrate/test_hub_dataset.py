@@ -44,7 +44,9 @@ def test_rows_come_in_the_order_of_the_seed(library):
 
 def test_a_missing_field_is_named(library):
     library(lambda name, split: Rows([{"title": "a"}]))
-    with pytest.raises(CalibrationError, match="hub:org/name, row 0 has no such field as text field 'text'; its fields: title"):
+    with pytest.raises(
+        CalibrationError, match="hub:org/name, row 0 has no such field as text field 'text'; its fields: title"
+    ):
         list(hub_texts("org/name", split="train", field="text", seed=0))
 
 

@@ -33,9 +33,7 @@ def test_no_text_is_an_empty_stream(plain):
     assert encode_texts(plain, []).tolist() == []
 
 
-@given(
-    length=st.integers(0, 200), seq_len=st.integers(2, 40), opening=st.lists(st.integers(0, 9), max_size=1)
-)
+@given(length=st.integers(0, 200), seq_len=st.integers(2, 40), opening=st.lists(st.integers(0, 9), max_size=1))
 def test_rows_hold_every_token_once_and_no_padding(length, seq_len, opening):
     stream = np.arange(100, 100 + length, dtype=np.int32)
     rows = cut_rows(stream, seq_len, opening)

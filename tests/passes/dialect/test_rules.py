@@ -290,9 +290,7 @@ def contradicting_shapes(g: Graph, v: dict[str, ir.Value]) -> None:
         (contradicting_shapes, "shape inference: "),
     ],
 )
-def test_a_broken_graph_is_reported(
-    edit: Callable[[Graph, dict[str, ir.Value]], None], sentence: str
-) -> None:
+def test_a_broken_graph_is_reported(edit: Callable[[Graph, dict[str, ir.Value]], None], sentence: str) -> None:
     violations = verify_graph(Graph().build(edit))
     assert any(sentence in violation for violation in _unnamed(violations)), violations
 

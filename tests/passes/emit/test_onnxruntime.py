@@ -12,9 +12,12 @@ import pytest
 from onnx_ir.tape import Tape
 
 from optimc.errors import LoweringError, MissingExtraError, UnknownNameError
+from optimc_passes.artifact import Artifact
+from optimc_passes.checkpoint import Checkpoint, TokenizerAssets
 from optimc_passes.dialect import DOMAIN, OP_TYPE
 from optimc_passes.emit import TARGETS
 from optimc_passes.emit.onnxruntime import MODEL_TENSOR, lower
+from optimc_passes.weights import WeightStore
 
 VOCAB, HIDDEN = 96, 32
 
@@ -41,7 +44,9 @@ class Loads:
 
 
 def build(
-    loads: Loads, edit: Callable[[Tape, ir.Value, Callable[..., ir.Value]], ir.Value] | None = None, batched: bool = True
+    loads: Loads,
+    edit: Callable[[Tape, ir.Value, Callable[..., ir.Value]], ir.Value] | None = None,
+    batched: bool = True,
 ) -> ir.Model:
     """Embedding, one attention layer, tied head. `edit(tape, x, weight)` adds to the residual stream [T, HIDDEN].
 
@@ -229,3 +234,11 @@ def test_targets_are_found_by_name() -> None:
     assert "onnxruntime" in TARGETS
     with pytest.raises(UnknownNameError, match="unknown target 'tpu'; known: .*onnxruntime"):
         TARGETS["tpu"]
+
+
+def test_a_target_lowers_an_artifacts_graph() -> None:
+    checkpoint = Checkpoint("tiny", "0", None, WeightStore({}), TokenizerAssets(None, None), None, (), None)
+    artifact = Artifact.start(checkpoint).evolve(graph=build(Loads()))
+    lowered = TARGETS["onnxruntime"](artifact, block_size=4, int8_activations=True)
+    assert lowered.kv.block_size == 4
+    assert lowered.program["int8_activations"] is True

@@ -1,6 +1,5 @@
 import json
 import math
-import os
 
 import gguf
 import numpy as np
@@ -109,7 +108,7 @@ def test_is_converted_once_and_found_by_content(write, load, monkeypatch, tmp_pa
     monkeypatch.setattr(module, "_write_weights", None)
     moved = path.rename(tmp_path / "other-name.gguf")
     assert load(moved).digest == first.digest
-    assert [entry for entry in kept.parent.iterdir()] == [kept]
+    assert list(kept.parent.iterdir()) == [kept]
 
 
 def test_losing_a_race_is_harmless(write, load, monkeypatch, tmp_path):
@@ -121,7 +120,7 @@ def test_losing_a_race_is_harmless(write, load, monkeypatch, tmp_path):
 
     def finish_meanwhile(source, folder):
         write_tokenizer(source, folder)
-        os.rename(hidden, kept)
+        hidden.rename(kept)
 
     monkeypatch.setattr(module, "_write_tokenizer", finish_meanwhile)
     assert load(path).digest == expected

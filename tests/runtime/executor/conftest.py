@@ -48,7 +48,9 @@ class TinyDecoder:
 
         inputs = [port("input_ids", "T"), port("position_ids", "T"), port("logits_rows", "R")]
         weight = {name: tape.initializer(ir.tensor(array, name=name)) for name, array in self.weights.items()}
-        x = tape.op("Add", [tape.op("Gather", [weight["embed"], inputs[0]]), tape.op("Gather", [weight["position"], inputs[1]])])
+        x = tape.op(
+            "Add", [tape.op("Gather", [weight["embed"], inputs[0]]), tape.op("Gather", [weight["position"], inputs[1]])]
+        )
         for spec in self.specs:
             q, k, v = (tape.op("MatMul", [x, weight[f"{spec.layer}.{name}"]]) for name in "qkv")
             mixed = tape.op(OP_TYPE, [q, k, v], {name: getattr(spec, name) for name in ATTRIBUTES}, domain=DOMAIN)

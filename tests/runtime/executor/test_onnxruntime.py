@@ -181,7 +181,11 @@ def test_the_pool_is_as_large_as_the_memory_given(decoder: Any, make_plan: Calla
     # Two layers, keys and values, 4 slots, 2 heads of 8 floats.
     bytes_per_block = 2 * 2 * 4 * 16 * 4
     executor = load_executor(plan, kv_memory_bytes=10 * bytes_per_block + 5, threads=1)
-    assert (executor.pool.num_blocks, executor.pool.block_size, executor.pool.bytes_per_block) == (10, 4, bytes_per_block)
+    assert (executor.pool.num_blocks, executor.pool.block_size, executor.pool.bytes_per_block) == (
+        10,
+        4,
+        bytes_per_block,
+    )
     assert load_executor(plan, threads=1).pool.num_blocks == (1 << 20) // bytes_per_block
 
 

@@ -24,7 +24,9 @@ class Scheme:
     def __init__(self, dtype: ir.DataType, group: int, symmetric: bool, features: int, outputs: int) -> None:
         rng = np.random.default_rng(3)
         bits = dtype.bitwidth
-        low, high = (-(1 << bits - 1), 1 << bits - 1) if dtype in (ir.DataType.INT4, ir.DataType.INT8) else (0, 1 << bits)
+        low, high = (
+            (-(1 << bits - 1), 1 << bits - 1) if dtype in (ir.DataType.INT4, ir.DataType.INT8) else (0, 1 << bits)
+        )
         self.dtype, self.group = dtype, group
         self.codes = rng.integers(low, high, (features, outputs))
         groups = -(-features // group)
@@ -83,11 +85,8 @@ def test_quantized_equals_dequantized(
     group: int,
     symmetric: bool,
 ) -> None:
-    if group == 128:
-        # A block larger than the row is clipped to it by whoever attaches weights; here the row is long enough.
-        spec = PagedAttention(0, 10, 5, 15, 0.3)
-    else:
-        spec = PagedAttention(0, 6, 3, 15, 0.3)
+    # A group is never larger than the row: whoever attaches weights clips it.
+    spec = PagedAttention(0, 10, 5, 15, 0.3) if group == 128 else PagedAttention(0, 6, 3, 15, 0.3)
     decoder = tiny_decoder(spec)
     assert spec.q_width % group or group == INNER
     scheme = Scheme(dtype, group, symmetric, spec.q_width, 32)
@@ -154,7 +153,11 @@ def test_onnxruntime_fuses_the_blocks_we_ship(tmp_path: Path) -> None:
     """The claim in the lowering's description, asked of ONNX Runtime itself."""
     import onnxruntime
 
-    for dtype, group, symmetric in ((ir.DataType.UINT4, 64, False), (ir.DataType.INT4, 32, True), (ir.DataType.INT8, 64, True)):
+    for dtype, group, symmetric in (
+        (ir.DataType.UINT4, 64, False),
+        (ir.DataType.INT4, 32, True),
+        (ir.DataType.INT8, 64, True),
+    ):
         scheme = Scheme(dtype, group, symmetric, INNER, 32)
         parts = list(scheme.initializers("w"))
         x = ir.Value(name="x", shape=ir.Shape(["T", INNER]), type=ir.TensorType(ir.DataType.FLOAT))

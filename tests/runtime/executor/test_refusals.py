@@ -74,9 +74,9 @@ def test_a_damaged_program_section_is_refused(decoder: Any, make_plan: Callable[
     with pytest.raises(PlanCorruptError, match=r"program section is damaged \(model: "):
         load_executor(make_plan(decoder, program={}))
     program = lower(decoder.graph(), block_size=4).program
+    absent = {"embed": {"tensor": "weights/absent", "onnx_dtype": 1, "shape": [4]}}
     with pytest.raises(PlanCorruptError, match="tensor 'weights/absent' is missing"):
-        entry = {"tensor": "weights/absent", "onnx_dtype": 1, "shape": [4]}
-        load_executor(make_plan(decoder, program={**program, "initializers": {"embed": entry}}))
+        load_executor(make_plan(decoder, program={**program, "initializers": absent}))
     fewer = {**program["attention"], "layers": program["attention"]["layers"][:1]}
     with pytest.raises(PlanCorruptError, match="2 layers in the KV layout, 1 in the program"):
         load_executor(make_plan(decoder, program={**program, "attention": fewer}))

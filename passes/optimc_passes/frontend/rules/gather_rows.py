@@ -22,7 +22,7 @@ class GatherRows(RewriteRuleClassBase):  # type: ignore[misc]
         """Decline unless the rows are a plain list of indices."""
         result = MatchResult()
         if rows.shape is None or len(rows.shape) != 1 or constant_ints(axes) not in ([-1], [1]):
-            return result.fail("the rows are not a vector of indices", rows)
+            return result.fail("the rows are not a plain vector of indices", rows)
         return result
 
     def rewrite(self, op: Any, x: ir.Value, rows: ir.Value, **_: Any) -> Any:

@@ -147,7 +147,9 @@ class PackedRotary(RewriteRuleClassBase):  # type: ignore[misc]
     ) -> Any:
         """Emit reshape, operator, reshape; reshapes that meet others are merged later."""
         heads, width, node = static_dim(x, 2), static_dim(x, 3), rotated.producer()
-        assert heads and width and node, "check found them"
+        assert heads is not None, "check found it"
+        assert width is not None, "check found it"
+        assert node is not None, "the pattern matched a node"
         partial = node.attributes.get_int("rotary_embedding_dim", 0)
         attributes = {"rotary_embedding_dim": partial} if partial else {}
         packed_shape = op.Constant(value=ir.tensor(np.array([1, -1, heads * width], np.int64)))

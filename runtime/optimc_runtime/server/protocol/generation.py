@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -104,13 +105,13 @@ class GenerationFields(Body):
         """Whether a streamed answer ends with token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @abstractmethod
     def token_limit(self) -> int | None:
         """Return the most output tokens; None means as many as the sequence limit leaves room for."""
-        return self.max_tokens
 
+    @abstractmethod
     def logprob_count(self) -> int | None:
         """Return how many alternatives per token are wanted; None means no log-probabilities at all."""
-        raise NotImplementedError
 
     def sampling(self, defaults: Mapping[str, Any], *, vocab_size: int) -> tuple[SamplingParams, ...]:
         """Return the parameters of each of the `n` choices. Raises RequestError naming the field at fault."""

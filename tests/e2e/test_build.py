@@ -1,0 +1,148 @@
+"""From a recipe to a plan: what is in it, what is reused, what it computes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from optimc.build import BuildOptions, build_recipe, plan_build
+from optimc.errors import PassError
+from optimc.plan import Plan
+from optimc_runtime.engine import Engine
+
+TOKENS = np.random.default_rng(3).integers(2, 380, 150)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model):
+    with torch.no_grad():
+        return tiny_model(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
+
+
+def score(path):
+    engine = Engine.load(path)
+    try:
+        return engine.score(TOKENS.tolist())
+    finally:
+        engine.close()
+
+
+def test_the_served_fp32_plan_equals_transformers(fp32_plan, expected):
+    logits = score(fp32_plan)
+    # Float32 rounding leaves about 1e-6 of the largest logit; 1e-4 is what we promise.
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_served_int4_plan_equals_transformers_with_the_rounded_weights(
+    int4_plan, tiny_model, tiny_folder, cache_dir
+):
+    from optimc_passes.artifact import Artifact
+    from optimc_passes.load import load_checkpoint
+    from optimc_passes.registry import make_pass
+    from optimc_passes.weights import Quantized
+
+    checkpoint = load_checkpoint(tiny_folder, cache_dir=cache_dir)
+    rounded = make_pass("rtn", {"bits": 4, "group_size": 32, "symmetric": False})(Artifact.start(checkpoint)).artifact
+    state = {
+        name: torch.from_numpy(np.array(weight.dequantize() if isinstance(weight, Quantized) else weight.read()))
+        for name, weight in rounded.weights.items()
+    }
+    assert sum(isinstance(weight, Quantized) for weight in rounded.weights.values()) == 3 * 7
+    original = {name: tensor.clone() for name, tensor in tiny_model.state_dict().items()}
+    try:
+        tiny_model.load_state_dict(state)
+        with torch.no_grad():
+            expected = tiny_model(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
+    finally:
+        tiny_model.load_state_dict(original)
+    logits = score(int4_plan)
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_plan_says_what_it_is(int4_plan, tiny_folder):
+    with Plan.open(int4_plan, verify=True) as plan:
+        manifest = plan.manifest
+        assert manifest.name == "int4"
+        assert manifest.source.model == str(tiny_folder)
+        assert [report.name for report in manifest.passes] == ["rtn", "merge_qkv", "merge_gate_up"]
+        assert manifest.quantization["model.layers.0.self_attn.q_proj.weight"] == {
+            "method": "rtn",
+            "bits": 4,
+            "group": 32,
+            "symmetric": False,
+        }
+        assert manifest.tokens.eos == (1,)
+        assert manifest.limits.max_seq_len == 256
+        assert "<|start|>" in plan.blob("tokenizer/chat_template.jinja").decode()
+
+
+def test_quantized_linears_are_packed_on_disk(fp32_plan, int4_plan):
+    def linear_bytes(path):
+        with Plan.open(path) as plan:
+            return sum(spec.nbytes for spec in plan if "_proj" in spec.name)
+
+    # Half a byte a weight, plus a float32 scale and half a byte of zero point for each group of 32: 0.64 of 4 bytes.
+    assert linear_bytes(int4_plan) < 0.17 * linear_bytes(fp32_plan)
+
+
+def test_a_second_build_is_up_to_date_and_fresh_builds_the_same_bytes(make_recipe, cache_dir, tmp_path):
+    recipe = make_recipe(tmp_path / "again.yaml")
+    options = BuildOptions(output=tmp_path / "again.plan", cache_dir=cache_dir)
+    first = build_recipe(recipe, options)
+    assert not first.up_to_date
+    assert build_recipe(recipe, options).up_to_date
+    with Plan.open(first.path) as plan:
+        content = plan.content_hash
+    fresh = build_recipe(recipe, BuildOptions(output=options.output, cache_dir=cache_dir, fresh=True))
+    assert not fresh.up_to_date
+    with Plan.open(fresh.path) as plan:
+        assert plan.content_hash == content
+    changed = build_recipe(
+        recipe, BuildOptions(output=options.output, cache_dir=cache_dir, overrides=("limits.max_seqs=3",))
+    )
+    assert not changed.up_to_date
+    assert changed.manifest.limits.max_seqs == 3
+
+
+def test_recipes_share_the_work_they_have_in_common(build, fp32_plan, int4_plan):
+    rtn = {"rtn": {"bits": 4, "group_size": 32, "symmetric": False}}
+    shared = build("shared", passes=[rtn, "merge_qkv"]).manifest
+    assert [report.cached for report in shared.passes] == [True, True]
+    other = build("other", passes=[{"rtn": {"bits": 4, "group_size": 16, "symmetric": False}}, "merge_qkv"]).manifest
+    assert [report.cached for report in other.passes] == [False, False]
+
+
+def test_a_failed_build_leaves_the_old_plan_and_nothing_else(make_recipe, cache_dir, tmp_path):
+    recipe = make_recipe(tmp_path / "r.yaml")
+    options = BuildOptions(output=tmp_path / "out" / "r.plan", cache_dir=cache_dir)
+    build_recipe(recipe, options)
+    before = options.output.read_bytes()
+    with pytest.raises(PassError, match=r"rtn failed after \[\].*not divisible|rtn failed after \[\]"):
+        build_recipe(make_recipe(recipe, passes=[{"rtn": {"group_size": 48}}]), options)
+    assert options.output.read_bytes() == before
+    assert [path.name for path in options.output.parent.iterdir()] == ["r.plan"]
+
+
+def test_dump_graph_leaves_text_and_onnx_after_each_phase(make_recipe, cache_dir, tmp_path):
+    recipe = make_recipe(tmp_path / "r.yaml")
+    build_recipe(recipe, BuildOptions(output=tmp_path / "r.plan", cache_dir=cache_dir, dump_graph=tmp_path / "graphs"))
+    assert sorted(path.name for path in (tmp_path / "graphs").iterdir()) == [
+        f"{stem}.{suffix}" for stem in ("00-attach", "01-merge_qkv", "02-merge_gate_up") for suffix in ("onnx", "txt")
+    ]
+    assert "PagedAttention" in (tmp_path / "graphs" / "00-attach.txt").read_text()
+
+
+def test_a_dry_run_reads_no_weights_and_writes_nothing(make_recipe, tiny_folder, tmp_path):
+    folder = tmp_path / "weightless"
+    folder.mkdir()
+    for path in tiny_folder.iterdir():
+        if path.suffix == ".json":
+            (folder / path.name).write_bytes(path.read_bytes())
+    recipe = make_recipe(tmp_path / "r.yaml", model=str(folder))
+    outline = plan_build(recipe, BuildOptions(output=tmp_path / "r.plan", cache_dir=tmp_path / "cache"))
+    assert outline.architecture == "LlamaForCausalLM"
+    assert outline.passes == ("merge_qkv", "merge_gate_up")
+    assert json.dumps(outline.to_json())
+    assert not (tmp_path / "r.plan").exists()
+    assert not (tmp_path / "cache").exists()
