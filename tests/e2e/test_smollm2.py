@@ -1,0 +1,86 @@
+"""The real model the whole way: SmolLM2-135M-Instruct from its GGUF to a measured plan and an answered question."""
+
+import json
+
+import pytest
+
+from optimc.build import BuildOptions, build_recipe
+from optimc.plan import Plan
+from optimc_runtime.chat_template import ChatTemplate
+from optimc_runtime.engine import Engine
+from optimc_runtime.request import SamplingParams
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def build_model(smollm2, cache_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smollm2")
+
+    def build(name):
+        options = BuildOptions(output=folder / f"{name}.plan", cache_dir=cache_dir)
+        return build_recipe(f"recipes/{name}.yaml", options).path
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def fp32(build_model):
+    return build_model("smollm2-fp32")
+
+
+def evaluate(cli, plan, *arguments):
+    result = cli("eval", plan, "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_fp32_equals_transformers_on_served_text(cli, fp32):
+    figures = evaluate(cli, fp32, "--windows", 3)
+    assert set(figures) == {"perplexity", "reference_perplexity", "kl_mean", "top1_agreement", "tokens"}
+    assert figures["tokens"] == 3 * 511
+    assert figures["perplexity"] == pytest.approx(figures["reference_perplexity"], rel=1e-3)
+    assert figures["kl_mean"] < 1e-5
+    assert figures["top1_agreement"] > 0.999
+
+
+@pytest.mark.slow
+def test_fp32_has_the_perplexity_transformers_has(cli, fp32):
+    figures = evaluate(cli, fp32)
+    assert figures["tokens"] == 16 * 511
+    # 15.09 with the topics of Python 3.11; they differ a little from version to version.
+    assert figures["reference_perplexity"] == pytest.approx(15.09, rel=0.02)
+    assert figures["perplexity"] == pytest.approx(figures["reference_perplexity"], rel=1e-3)
+
+
+def test_fp32_knows_the_capital_of_france(fp32):
+    with Plan.open(fp32) as plan:
+        template = ChatTemplate.from_plan(plan)
+    with Engine.load(fp32) as engine:
+        prompt = template.encode(engine.tokenizer, [{"role": "user", "content": "What is the capital of France?"}])
+        answer = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=32))[0]
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "stop"
+
+
+def test_the_bench_measures_what_it_says(cli, fp32):
+    shape = ["--prompt-tokens", 64, "--output-tokens", 8, "--requests", 3]
+    result = cli("bench", fp32, *shape, "--json")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    assert (figures["requests"], figures["failures"]) == (3, 0)
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        assert figures[name]["n"] == 3
+        assert figures[name]["p50"] > 0
+    assert figures["output_tokens_per_s"] > 0
+    assert figures["prefill_tokens_per_s"] > 0
+    assert figures["prefix_hit_rate"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "max_kl", "max_bytes"), [("smollm2-int8", 0.01, 290e6), ("smollm2-int4", 0.6, 190e6)])
+def test_quantized_plans_are_small_and_close(cli, build_model, name, max_kl, max_bytes):
+    plan = build_model(name)
+    assert plan.stat().st_size < max_bytes
+    figures = evaluate(cli, plan, "--windows", 4)
+    assert 0 < figures["kl_mean"] < max_kl
