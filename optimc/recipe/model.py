@@ -60,6 +60,8 @@ class TargetSpec(_Section):
     """What the plan is lowered for."""
 
     backend: str = "onnxruntime"
+    int8_activations: bool = False
+    """Let fused kernels round activations to 8 bits per block: faster with quantized weights, a little less exact."""
 
 
 class CalibrationSpec(_Section):

@@ -1,6 +1,7 @@
 """The real model the whole way: SmolLM2-135M-Instruct from its GGUF to a measured plan and an answered question."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ def build_model(smollm2, cache_dir, tmp_path_factory):
 
     def build(name):
         options = BuildOptions(output=folder / f"{name}.plan", cache_dir=cache_dir)
-        return build_recipe(f"recipes/{name}.yaml", options).path
+        return build_recipe(Path(f"recipes/{name}.yaml"), options).path
 
     return build
 
