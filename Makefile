@@ -47,7 +47,9 @@ quickstart: $(READY) $(MODEL)
 	$(BIN)/python examples/ask_server.py plans/smollm2-fp32.plan "What is the capital of France?" --expect Paris
 
 bench: $(READY) $(MODEL)
-	$(BIN)/python benchmarks/run.py
+	mkdir -p benchmarks/results
+	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --fresh --json > benchmarks/results/recipes.json
+	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --markdown > benchmarks/results/recipes.md
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,6 +1,6 @@
 """Serve a plan, ask it one question over the OpenAI-compatible API, print the streamed answer, stop the server.
 
-    python examples/ask_server.py PLAN "What is the capital of France?" [--expect Paris]
+python examples/ask_server.py PLAN "What is the capital of France?" [--expect Paris]
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
     ├── PassError                    a pass failed; names it and those that ran before it
     │   └── VerifyError              the graph after a pass breaks a rule or computes something else
     ├── LoweringError                a node has no kernel on the chosen target
+    ├── StorageError                 a plan, a cache entry or a dumped graph cannot be written
     ├── PlanError                    engine.plan cannot be used
     │   ├── PlanCorruptError         truncated, damaged, or not a plan at all
     │   ├── PlanVersionError         written by another format version
@@ -97,6 +98,10 @@ class VerifyError(PassError):
 
 class LoweringError(OptimcError):
     """A node of the graph has no implementation on the chosen target."""
+
+
+class StorageError(OptimcError):
+    """A file of ours cannot be written: no room, no permission, no such folder."""
 
 
 class PlanError(OptimcError):

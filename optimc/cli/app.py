@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import optimc
 from optimc.cli.bench import bench
@@ -71,7 +72,7 @@ def main() -> None:
     except OptimcError as error:
         if debug:
             stderr.print_exception()
-        stderr.print(f"[red]error:[/red] {_escape(str(error))}")
+        stderr.print(f"[red]error:[/red] {escape(str(error))}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -79,15 +80,9 @@ def main() -> None:
         # The reader of our output went away, as in `optimc inspect PLAN | head`. Nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
-    except Exception as error:
+    except Exception as error:  # our own bug: in one line, unless --debug asks for more
         if debug:
             stderr.print_exception()
         kind = type(error).__name__
-        stderr.print(
-            f"[red]internal error:[/red] {_escape(f'{kind}: {error}')} (--debug shows where; please report it)"
-        )
+        stderr.print(f"[red]internal error:[/red] {escape(f'{kind}: {error}')} (--debug shows where; please report it)")
         raise SystemExit(1) from None
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from optimc.cli import options
-from optimc.cli.engine_options import load_engine
 from optimc.errors import OptimcError, RequestError
-from optimc.plan import Plan
-from optimc_runtime.chat_template import ChatTemplate
-from optimc_runtime.engine import Engine
-from optimc_runtime.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from optimc_runtime.chat_template import ChatTemplate
+    from optimc_runtime.engine import Engine
+    from optimc_runtime.request import RequestOutput, SamplingParams
 
 Message = dict[str, str]
 
@@ -36,6 +37,11 @@ def chat(
     trust: options.Trust = False,
 ) -> None:
     """Talk to a plan. Answers stream as they are made; each is followed by its TTFT, TPOT and cached tokens."""
+    from optimc.cli.engine_options import load_engine
+    from optimc.plan import Plan
+    from optimc_runtime.chat_template import ChatTemplate
+    from optimc_runtime.request import SamplingParams
+
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with Plan.open(plan_path) as plan:
         template = ChatTemplate.from_plan(plan)
@@ -72,7 +78,7 @@ def _converse(
             try:
                 history = [*asked, {"role": "assistant", "content": _answer(engine, template, asked, params, console)}]
             except OptimcError as error:
-                console.print(f"[red]{error}[/red]", markup=True)
+                console.print(f"[red]{escape(str(error))}[/red]")
 
 
 def _read_line() -> str | None:

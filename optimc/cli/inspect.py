@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,7 +12,9 @@ from rich.table import Table
 
 from optimc.cli import options
 from optimc.cli.format import format_bytes, format_metrics
-from optimc.plan import Manifest, Plan
+
+if TYPE_CHECKING:
+    from optimc.plan import Manifest
 
 
 def inspect(
@@ -22,6 +24,8 @@ def inspect(
     as_json: options.Json = False,
 ) -> None:
     """Show target, limits, cache layout, quantization, passes and sources of a plan."""
+    from optimc.plan import Plan
+
     with Plan.open(plan_path, verify=verify) as plan:
         manifest = plan.manifest
         if as_json:

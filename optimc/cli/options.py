@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from optimc.errors import ConfigError, Fault
-from optimc.recipe.model import parse_bytes
 
 
 def bytes_option(value: str | None, name: str) -> int | None:
     """Turn "512MiB" into bytes. Raises ConfigError naming the option."""
+    from optimc.recipe.model import parse_bytes
+
     if value is None:
         return None
     try:

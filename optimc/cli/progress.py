@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from optimc.build import ProgressCallback
+from optimc.progress import Progress
 
 
 @contextmanager
-def progress_bar() -> Iterator[ProgressCallback]:
+def progress_bar() -> Iterator[Progress]:
     """Yield a callback (done, total, label) that draws one bar per label; finished ones stay with their time."""
     console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(finished_text="✓"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+    with bars.Progress(
+        bars.SpinnerColumn(finished_text="✓"),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(bar_width=30),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
         console=console,
         disable=not console.is_terminal,
     ) as progress:

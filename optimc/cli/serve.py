@@ -8,12 +8,7 @@ from typing import Annotated
 import typer
 
 from optimc.cli import options
-from optimc.cli.engine_options import load_engine
 from optimc.errors import ConfigError, Fault
-from optimc.plan import Plan
-from optimc_runtime.chat_template import ChatTemplate
-from optimc_runtime.server.options import ServerOptions
-from optimc_runtime.server.serve import serve as serve_engine
 
 
 def serve(
@@ -54,6 +49,12 @@ def serve(
     trust: options.Trust = False,
 ) -> None:
     """Serve a plan until SIGTERM or Ctrl-C. The ready line names the address; /metrics is for Prometheus."""
+    from optimc.cli.engine_options import load_engine
+    from optimc.plan import Plan
+    from optimc_runtime.chat_template import ChatTemplate
+    from optimc_runtime.server import ServerOptions
+    from optimc_runtime.server import serve as serve_engine
+
     with Plan.open(plan_path) as plan:
         manifest = plan.manifest
         template = ChatTemplate.from_plan(plan, source=_read_template(chat_template))

@@ -7,7 +7,7 @@ from optimc.measure.comparison import Comparison, Row
 from optimc.measure.config import BenchConfig
 from optimc.measure.evaluation import EvalResult, eval_plan, evaluate
 from optimc.measure.machine import Machine, read_machine
-from optimc.measure.progress import Progress
+from optimc.progress import Progress
 
 __all__ = [
     "BenchConfig",

@@ -18,9 +18,9 @@ from optimc.measure.exchange import Exchange, TokenSource
 from optimc.measure.http_driver import HttpDriver
 from optimc.measure.machine import read_machine
 from optimc.measure.percentile import Distribution
-from optimc.measure.progress import Progress, no_progress
 from optimc.measure.served_engine import ServedEngine
 from optimc.measure.throughput import measured_wall_s, steady_tokens_per_s, whole_run_tokens_per_s
+from optimc.progress import Progress, no_progress
 
 MAX_HIT_RATE = 0.03
 """Share of prompt tokens from the prefix cache above which TTFT no longer measures prefill."""

@@ -27,10 +27,10 @@ from optimc.measure.evaluation import evaluate, load_reference, plan_windows
 from optimc.measure.gates import failed_gates
 from optimc.measure.machine import Machine, read_machine
 from optimc.measure.measurement import LoadFigures, Measurement, MeasurementStore
-from optimc.measure.progress import Progress, no_progress
 from optimc.measure.reference import RecordedReference, Reference
 from optimc.measure.served_engine import ServedEngine
 from optimc.plan import Manifest, Plan
+from optimc.progress import Progress, no_progress
 from optimc.recipe import QualitySpec
 
 RECIPE_SUFFIXES = (".yaml", ".yml")

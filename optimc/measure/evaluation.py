@@ -15,12 +15,11 @@ from rich.table import Table
 
 from optimc.errors import CheckpointError, MeasureError
 from optimc.measure.divergence import WindowScore, score_window
-from optimc.measure.progress import Progress, no_progress
 from optimc.measure.reference import Reference, TransformersReference
 from optimc.measure.served_engine import ServedEngine
 from optimc.plan import Manifest, Plan, Quality
-
-TOKENIZER_TENSOR = "tokenizer/tokenizer.json"
+from optimc.plan.tensor_names import TOKENIZER
+from optimc.progress import Progress, no_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +141,9 @@ def plan_windows(plan: Plan, windows: int, length: int) -> NDArray[np.int32]:
     """Return the default evaluation data in the plan's own tokens, int32 [windows, length]."""
     from optimc_passes.calibrate import evaluation_windows
 
-    if TOKENIZER_TENSOR not in plan:
+    if TOKENIZER not in plan:
         raise MeasureError(f"{plan.path}: the plan has no tokenizer, so there is no text to evaluate it on")
-    return evaluation_windows(plan.blob(TOKENIZER_TENSOR), windows=windows, length=length)
+    return evaluation_windows(plan.blob(TOKENIZER), windows=windows, length=length)
 
 
 def load_reference(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import MeasureError, MissingExtraError
-from optimc.measure.progress import Progress, no_progress
+from optimc.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from optimc_passes.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from optimc.plan.manifest import (
     TargetInfo,
     TokenIds,
 )
-from optimc.plan.reader import Plan
+from optimc.plan.reader import Plan, looks_like_a_plan
 from optimc.plan.writer import PlanTensor, write_plan
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "Source",
     "TargetInfo",
     "TokenIds",
+    "looks_like_a_plan",
     "write_plan",
 ]

@@ -19,6 +19,18 @@ from optimc.plan.container import DTYPES, MAX_HEADER_BYTES, PAD_PREFIX, TensorSp
 from optimc.plan.manifest import FORMAT_VERSION, Manifest
 
 
+def looks_like_a_plan(path: Path) -> bool:
+    """Whether the file begins as a plan of any version does, damaged or not, or is empty: whether it may be replaced."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            start = file.read(256)
+    except OSError:
+        return False
+    return not start or b'"optimc.format_version"' in start
+
+
 class Plan:
     """An opened engine.plan. Tensors are read-only views of the mapped file; nothing is copied.
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from optimc.errors import ConfigError, Fault
+from optimc.recipe.fault_message import fault_message
 from optimc.recipe.model import PassConfigs, Recipe
 from optimc.recipe.overrides import apply_overrides
 from optimc.recipe.yaml_lines import LinedYaml, YamlPath, format_path, parse_yaml
@@ -91,17 +92,6 @@ def _normalise_passes(
 
 def _fault(detail: Any, prefix: YamlPath, parsed: LinedYaml, fields: Any) -> Fault:
     path: YamlPath = (*prefix, *(part for part in detail["loc"] if isinstance(part, (str, int))))
-    kind, message = detail["type"], detail["msg"]
-    if kind == "extra_forbidden":
-        message = "unknown key"
-        if len(detail["loc"]) == 1:
-            message += f"; known: {', '.join(sorted(fields))}"
-    elif kind == "missing":
-        message = "is required"
-    elif kind == "model_type":
-        message = f"must be a mapping of keys to values, got {detail['input']!r}"
-    elif kind == "value_error":
-        message = str(detail["ctx"]["error"])
-    elif not isinstance(detail["input"], (dict, list)):
-        message = f"{message[:1].lower()}{message[1:]}, got {detail['input']!r}"
-    return Fault(format_path(path), message, parsed.line_of(path))
+    if detail["type"] == "invalid_key":
+        path = (*path[:-1], str(path[-1]))  # a key, not a position
+    return Fault(format_path(path), fault_message(detail, fields), parsed.line_of(path))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -30,7 +31,8 @@ def parse_bytes(value: object) -> object:
     match = _SIZE.fullmatch(value.strip())
     if match is None:
         raise ValueError(f"'{value}' is not a size; write for example 512MiB or 2GiB")
-    return int(float(match[1]) * _UNIT_BYTES[match[2]])
+    # Decimal, because a float has no room for every size somebody may write.
+    return int(Decimal(match[1]) * _UNIT_BYTES[match[2]])
 
 
 ByteSize = Annotated[
@@ -54,6 +56,8 @@ class ModelSpec(_Section):
     """Branch, tag or commit of a hub id."""
     trust_remote_code: bool = False
     """Allow the checkpoint to bring its own Python code. Off unless you have read that code."""
+    allow_untested: bool = False
+    """Try an architecture outside the tested table; nothing but the check on probe tokens vouches for the result."""
 
 
 class TargetSpec(_Section):
@@ -73,9 +77,9 @@ class CalibrationSpec(_Section):
     """Which field of a .jsonl line or data-set row holds the text."""
     split: str = "train"
     """Split of a hub data set."""
-    samples: int = Field(default=128, gt=0)
+    samples: int = Field(default=128, gt=0, le=1 << 24)
     """Rows."""
-    seq_len: int = Field(default=512, gt=1)
+    seq_len: int = Field(default=512, gt=1, le=1 << 24)
     """Tokens per row."""
     seed: int = Field(default=0, ge=0)
     """Which rows are taken, if there are more."""
@@ -93,13 +97,13 @@ class PassSpec(_Section):
 class LimitsSpec(_Section):
     """The shapes the engine is built for."""
 
-    max_seq_len: int | None = Field(default=None, gt=1)
+    max_seq_len: int | None = Field(default=None, gt=1, le=1 << 24)
     """Longest sequence, prompt plus output; by default what the model was trained for."""
-    max_step_tokens: int = Field(default=512, gt=0)
+    max_step_tokens: int = Field(default=512, gt=0, le=1 << 20)
     """Token budget of one step."""
-    max_seqs: int = Field(default=64, gt=0)
+    max_seqs: int = Field(default=64, gt=0, le=1 << 16)
     """Most sequences in one step."""
-    kv_memory: ByteSize = Field(default=1 << 30, gt=0)
+    kv_memory: ByteSize = Field(default=1 << 30, gt=0, le=1 << 50)
     """Size of the KV pool, for example 512MiB."""
     block_size: int = Field(default=16, gt=0, le=256)
     """Tokens per KV block."""

@@ -62,7 +62,7 @@ def _pass_options(data: dict[str, Any], which: str, parts: list[str]) -> dict[st
     if not isinstance(entries, list):
         raise _MisfitError("the recipe has no list of passes")
     names = [entry if isinstance(entry, str) else next(iter(entry), "") for entry in entries if entry]
-    if which.isdigit() and int(which) < len(names):
+    if which.isascii() and which.isdigit() and int(which) < len(names):
         index = int(which)
     elif names.count(which) == 1:
         index = names.index(which)

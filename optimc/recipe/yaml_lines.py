@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from optimc.errors import ConfigError, Fault
+from optimc.wording import one_line
 
 YamlPath = tuple[str | int, ...]
 
@@ -17,10 +18,10 @@ MAX_NODES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader, but with YAML 1.2's idea of a number and a boolean: `1e-3` is a number, `on` is a word."""
+    """SafeLoader, but with YAML 1.2's idea of a scalar: `1e-3` and `010` (ten) are numbers; `on`, `1:30`, dates words."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own class-level table, rebuilt rather than changed in place
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":float", ":bool"))]
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":float", ":int", ":bool", ":timestamp"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -30,6 +31,15 @@ _Loader.add_implicit_resolver(
     re.compile(r"(?:[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
     list("-+.0123456789"),
 )
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
+)
+def _integer(loader: _Loader, node: yaml.Node) -> int:
+    text = str(loader.construct_scalar(node))  # type: ignore[arg-type]
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
@@ -54,7 +64,11 @@ class LinedYaml:
 
 def parse_yaml(text: str, source: str) -> LinedYaml:
     """Parse one YAML document. Raises ConfigError with the line if it is not YAML."""
-    loader = _Loader(text)
+    try:
+        # Looks at the characters at once, and refuses those no YAML may hold.
+        loader = _Loader(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(source, [Fault("", f"not valid YAML: {one_line(error)}")]) from error
     try:
         root = loader.get_single_node()
         if root is None:
@@ -67,7 +81,7 @@ def parse_yaml(text: str, source: str) -> LinedYaml:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise ConfigError(source, [Fault("", f"not valid YAML: {error.problem}", line)]) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(source, [Fault("", f"not valid YAML: {error}")]) from error
+        raise ConfigError(source, [Fault("", f"not valid YAML: {one_line(error)}")]) from error
     finally:
         loader.dispose()
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from optimc.errors import OptimcError, PassError
 from optimc.plan import PassReport
+from optimc.progress import Progress, no_progress
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.memory import PeakMemory
 from optimc_passes.weights import Weight
@@ -27,19 +28,15 @@ Metrics = dict[str, float | int | str]
 
 
 class PassConfig(BaseModel):
-    """Base of all pass configurations: frozen, unknown keys forbidden; the fields are the recipe's YAML keys.
+    """Base of all pass configurations: frozen, strict, unknown keys forbidden; the fields are the recipe's YAML keys.
 
     Each field is followed by a docstring, which is its description in the recipe's JSON schema.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 ConfigT = TypeVar("ConfigT", bound=PassConfig)
-
-
-Progress = Callable[[int, int, str], None]
-"""Called as work proceeds: steps done, steps in total, and what the current one is about."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class PassContext:
 
     done: tuple[str, ...] = ()
     """Names of the passes that ran before."""
-    progress: Progress = lambda _done, _total, _label: None
+    progress: Progress = no_progress
     keep: Callable[[str, Weight], Weight] = lambda _name, weight: weight
     """Hand over a finished weight under its parameter name; use the returned one, which may live on disk."""
 
@@ -84,7 +81,7 @@ class Pass(ABC, Generic[ConfigT]):
     def __init__(self, config: ConfigT) -> None:
         self.config = config
 
-    def requires(self, artifact: Artifact) -> list[str]:  # noqa: ARG002
+    def requires(self, artifact: Artifact) -> list[str]:  # noqa: ARG002 - subclasses look
         """Return what stands in the way, one sentence each with its remedy; looked at before any work."""
         return []
 
@@ -92,7 +89,7 @@ class Pass(ABC, Generic[ConfigT]):
     def run(self, artifact: Artifact, context: PassContext) -> PassResult:
         """Do the work."""
 
-    def ensures(self, before: Artifact, after: Artifact) -> list[str]:  # noqa: ARG002
+    def ensures(self, before: Artifact, after: Artifact) -> list[str]:  # noqa: ARG002 - subclasses look
         """Return what the result should have been and is not."""
         return []
 

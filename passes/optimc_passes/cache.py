@@ -17,14 +17,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from optimc.errors import CheckpointError
 from optimc.plan import PassReport
+from optimc.storage import storing
 from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned
 from optimc_passes.graph.serialize import from_bytes, to_bytes
 from optimc_passes.graph.weight_tensor import Store
-from optimc_passes.load.safetensors_file import NUMPY_DTYPES, TensorEntry, read_header
+from optimc_passes.load.safetensors_file import read_header
 from optimc_passes.weights import Dense, Quantized, Weight
 
 _GRAPH_FILE = "graph.onnx"
@@ -44,7 +46,8 @@ class WeightWriter:
         file = f"{next(self._numbers):05d}.safetensors"
         # safetensors writes an array's buffer as it lies in memory, whatever its order.
         arrays = {part: np.ascontiguousarray(dense.read()) for part, dense in _parts(weight).items()}
-        save_file(arrays, self._entry.folder / file)
+        with storing("the cache", self._entry.folder, SafetensorError):
+            save_file(arrays, self._entry.folder / file)
         facts = {"file": file, **_describe(weight)}
         stored = _read(self._entry.folder, facts)
         self._kept[name] = (stored, facts)
@@ -100,7 +103,8 @@ class ArtifactCache:
     def save_graph(self, key: str, model: ir.Model, report: PassReport | None) -> None:
         """Store a graph without its weights."""
         with EntryWriter(self.root, _GRAPHS, key) as entry:
-            (entry.folder / _GRAPH_FILE).write_bytes(to_bytes(model))
+            with storing("the cache", entry.folder):
+                (entry.folder / _GRAPH_FILE).write_bytes(to_bytes(model))
             entry.commit({"report": None if report is None else report.model_dump(mode="json")})
 
     def clear(self) -> None:
@@ -127,7 +131,7 @@ def _describe(weight: Weight) -> dict[str, Any]:
 
 
 def _read(folder: Path, facts: Mapping[str, Any]) -> Weight:
-    parts = {name: _lazy(entry) for name, entry in read_header(folder / facts["file"]).items()}
+    parts = {name: entry.as_weight() for name, entry in read_header(folder / facts["file"]).items()}
     if "dense" in parts:
         return parts["dense"]
     return Quantized(
@@ -139,7 +143,3 @@ def _read(folder: Path, facts: Mapping[str, Any]) -> Weight:
         group=facts["group"],
         method=facts["method"],
     )
-
-
-def _lazy(entry: TensorEntry) -> Dense:
-    return Dense(entry.shape, NUMPY_DTYPES[entry.dtype], entry.read)

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from optimc.storage import storing
+from optimc_passes.load.digest import file_sha256
 
 _INDEX = "entry.json"
 _LOCK = ".lock"
@@ -32,17 +35,11 @@ def read_entry(folder: Path) -> Any | None:
         index = json.loads((folder / _INDEX).read_bytes())
         for name, facts in index["files"].items():
             path = folder / name
-            if path.stat().st_size != facts["bytes"] or file_digest(path) != facts["sha256"]:
+            if path.stat().st_size != facts["bytes"] or file_sha256(path) != facts["sha256"]:
                 return None
         return index["payload"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_abandoned(root: Path) -> None:
@@ -59,17 +56,26 @@ def remove_abandoned(root: Path) -> None:
             continue  # locked by a living writer, or gone meanwhile
 
 
+@contextlib.contextmanager
+def scratch_folder(root: Path) -> Iterator[Path]:
+    """Yield an empty folder below `root` that is gone afterwards; if this process dies, a later build removes it."""
+    remove_abandoned(root)
+    with EntryWriter(root, "tmp", "scratch") as entry:
+        yield entry.folder
+
+
 class EntryWriter:
     """Context manager that builds an entry aside. Without `commit`, leaving it leaves no trace."""
 
     def __init__(self, root: Path, kind: str, key: str) -> None:
         self._final = root / kind / key
         self._tmp = root / "tmp"
-        self._tmp.mkdir(parents=True, exist_ok=True)
-        self.folder = Path(tempfile.mkdtemp(dir=self._tmp))
-        """Where to write the entry's files."""
-        self._lock = (self.folder / _LOCK).open("ab")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with storing("the cache", root):
+            self._tmp.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(dir=self._tmp))
+            """Where to write the entry's files."""
+            self._lock = (self.folder / _LOCK).open("ab")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def __enter__(self) -> EntryWriter:
         return self
@@ -86,8 +92,12 @@ class EntryWriter:
         A sound entry that another build put there meanwhile is kept, since equal keys mean equal contents; a damaged
         one is replaced.
         """
+        with storing("the cache", self._final):
+            return self._commit(payload)
+
+    def _commit(self, payload: Any) -> Path:
         files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+            path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
             for path in sorted(self.folder.iterdir())
             if path.name != _LOCK
         }

@@ -8,7 +8,7 @@ Every arrow into a pass is a look into the cache first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import onnx_ir as ir
 
 from optimc.errors import ConfigError, Fault
 from optimc.plan import PassReport
+from optimc.progress import Progress
+from optimc.storage import storing
 from optimc_passes.artifact import Artifact, derive_key
-from optimc_passes.base import Pass, PassContext, PassOutcome, Progress
+from optimc_passes.base import Pass, PassContext, PassOutcome
 from optimc_passes.cache import ArtifactCache
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.serialize import to_bytes
@@ -46,8 +48,6 @@ class PipelineOptions:
     """Folder that receives the graph after each step, as text and as ONNX without weights."""
     on_progress: Callable[[str, int, int, str], None] | None = None
     """Called with the step's name, done, total and what the current piece of work is about."""
-    unused_weights: frozenset[str] = field(default_factory=frozenset)
-    """Weights of the checkpoint that the graph is known not to need."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,11 @@ def run_pipeline(
         if pass_.stage == "weights":
             artifact = run.weight_pass(pass_, artifact)
     artifact = run.attach(artifact, source)
-    for pass_ in passes:
-        if pass_.stage == "graph":
-            artifact = run.graph_pass(pass_, artifact)
+    graph_passes = [pass_ for pass_ in passes if pass_.stage == "graph"]
+    for pass_ in graph_passes:
+        artifact = run.graph_pass(pass_, artifact)
+    if not graph_passes:
+        run.check_finite(artifact)
     return PipelineResult(artifact, tuple(run.reports))
 
 
@@ -134,12 +136,18 @@ class _Run:
         if added:
             linears = linear_weights(artifact.checkpoint.config)
             tied = {linear.name: linear.tied_to for linear in linears if linear.tied_to and linear.name in added}
-        graph = attach_weights(exported, artifact.weights, tied=tied, unused=self.options.unused_weights)
+        graph = attach_weights(exported, artifact.weights, tied=tied)
         attached = artifact.evolve(key=derive_key(artifact.key, source.key), graph=graph)
         self._verifier = GraphVerifier(self.options.verify, _probe(artifact))
         self._verifier.check_rules("attach", self.done, graph)
         self._dump("attach", graph)
         return attached
+
+    def check_finite(self, artifact: Artifact) -> None:
+        """Run the attached graph once where no pass will be compared with it: its logits must at least be numbers."""
+        assert self._verifier is not None
+        assert artifact.graph is not None
+        self._verifier.check_finite("attach", self.done, artifact.graph)
 
     def graph_pass(self, pass_: Pass[Any], artifact: Artifact) -> Artifact:
         """Run a graph pass and verify its result, or take both from the cache."""
@@ -207,11 +215,12 @@ class _Run:
         folder = self.options.dump_graph
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         stem = f"{self._num_dumps:02d}-{step}"
         self._num_dumps += 1
-        (folder / f"{stem}.txt").write_text(f"{model}\n")
-        (folder / f"{stem}.onnx").write_bytes(to_bytes(model))
+        with storing("the graph", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{stem}.txt").write_text(f"{model}\n", "utf-8")
+            (folder / f"{stem}.onnx").write_bytes(to_bytes(model))
 
 
 def _probe(artifact: Artifact) -> Probe:

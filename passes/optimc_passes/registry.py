@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from optimc.errors import ConfigError, Fault, UnknownNameError
+from optimc.recipe.fault_message import fault_message
 from optimc.registry import Registry
 from optimc_passes.base import Pass
 from optimc_passes.fuse.merge_gate_up import MergeGateUp
@@ -46,15 +47,10 @@ def make_pass(name: str, options: Mapping[str, Any] | None = None, *, where: str
     try:
         config = pass_type.config_type.model_validate(dict(options or {}))
     except ValidationError as error:
-        faults = [_fault(place, pass_type, dict(found)) for found in error.errors(include_url=False)]
+        fields = pass_type.config_type.model_fields
+        faults = [
+            Fault(".".join([place, *map(str, detail["loc"])]), fault_message(detail, fields))
+            for detail in error.errors()
+        ]
         raise ConfigError("passes", faults) from error
     return pass_type(config)
-
-
-def _fault(place: str, pass_type: type[Pass[Any]], found: dict[str, Any]) -> Fault:
-    where = ".".join([place, *(str(part) for part in found["loc"])])
-    if found["type"] == "extra_forbidden":
-        known = ", ".join(pass_type.config_type.model_fields) or "none"
-        return Fault(where, f"unknown option of {pass_type.name}; known: {known}")
-    message = str(found["msg"]).removeprefix("Value error, ")
-    return Fault(where, f"{message} (got {found['input']!r})")

@@ -19,9 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from optimc.errors import PlanError, RequestError
 from optimc.plan import Plan
-from optimc_runtime.tokenizer import SPECIAL_TOKENS_TENSOR, Tokenizer
-
-TEMPLATE_TENSOR = "tokenizer/chat_template.jinja"
+from optimc.plan.tensor_names import CHAT_TEMPLATE, SPECIAL_TOKENS
+from optimc_runtime.tokenizer import Tokenizer
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -44,10 +43,10 @@ class ChatTemplate:
         `source`, if given, takes the place of the plan's template; the special tokens stay the plan's.
         """
         if source is None:
-            if TEMPLATE_TENSOR not in plan:
+            if CHAT_TEMPLATE not in plan:
                 return None
-            source = plan.blob(TEMPLATE_TENSOR).decode()
-        special = json.loads(plan.blob(SPECIAL_TOKENS_TENSOR)) if SPECIAL_TOKENS_TENSOR in plan else {}
+            source = plan.blob(CHAT_TEMPLATE).decode()
+        special = json.loads(plan.blob(SPECIAL_TOKENS)) if SPECIAL_TOKENS in plan else {}
         return cls(source, special)
 
     def render(

@@ -287,7 +287,7 @@ class Engine:
         def guarded(start: int, logits: NDArray[np.float32]) -> None:
             try:
                 on_logits(start, logits)
-            except Exception as error:
+            except Exception as error:  # the caller's own code: handed back to it below
                 failures.append(error)
                 raise
 
@@ -355,7 +355,7 @@ class Engine:
         for function, done in calls:
             try:
                 function()
-            except Exception as error:
+            except Exception as error:  # belongs to whoever waits for the call
                 done.set_exception(error)
             else:
                 done.set_result(None)
@@ -408,7 +408,7 @@ class Engine:
         try:
             while self._turn(wait=True) or self._state is _State.RUNNING:
                 pass
-        except Exception as error:
+        except Exception as error:  # our own bug: nobody may wait for an answer that never comes
             self._break(error)
 
     def _turn(self, *, wait: bool = False) -> bool:

@@ -15,8 +15,9 @@ from optimc_runtime.executor.base import Executor, StepPlan
 from optimc_runtime.request import FinishReason, RequestId, RequestOutput
 from optimc_runtime.sampler import Sampled, SamplingState, sample
 from optimc_runtime.scheduler import Scheduler
+from optimc_runtime.sequence import Sequence as TokenSequence
 from optimc_runtime.stats import Counters, EngineStats
-from optimc_runtime.step import Step, Work
+from optimc_runtime.step import Step, Work, build_step
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class StepLoop:
             executed_s = sampled_s = time.monotonic()
             chosen = self._sample(step, logits)
             sampled_s = time.monotonic()
-        except Exception as error:
+        except Exception as error:  # whatever a target raises, only this step's requests are lost
             self._fail_step(step, error)
         else:
             self.scheduler.commit(step)
@@ -190,7 +191,7 @@ class StepLoop:
                 continue
             try:
                 self._advance(request, item, logits[start:row], chosen.get(item.sequence.request_id))
-            except Exception as error:
+            except Exception as error:  # a callback is the caller's code; other requests go on
                 _log.error("request %s: its text or callback failed", item.sequence.request_id, exc_info=error)
                 reason = f"{type(error).__name__}: {error}"
                 self._end(request, "error", error=EngineError(f"the request's text or callback failed: {reason}"))
@@ -259,27 +260,19 @@ class StepLoop:
         self._on_end(output.request_id)
         try:
             request.on_output(output)
-        except Exception as error:
+        except Exception as error:  # as above, and there is nobody left to tell
             _log.error("request %s: its last callback failed", output.request_id, exc_info=error)
 
 
 def _warm_up_plan(lengths: Sequence[int], counts: Sequence[int], blocks: Sequence[int], block_size: int) -> StepPlan:
     """A step of fresh sequences of the given lengths; sequence b owns the next counts[b] of `blocks`."""
     table = np.zeros((len(lengths), max(counts)), np.int32)
-    query_start = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=query_start[1:])
+    work = []
     first = 0
-    for row, count in enumerate(counts):
+    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        sequence = TokenSequence(RequestId(f"warm-up-{row}"), row, np.zeros(length, np.int64), max_output_tokens=0)
+        sequence.row = row
         table[row, :count] = blocks[first : first + count]
         first += count
-    positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    return StepPlan(
-        tokens=np.zeros(len(positions), np.int64),
-        positions=positions,
-        slots=table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size,
-        query_start=query_start,
-        context_len=np.zeros(len(lengths), np.int32),
-        block_table=table,
-        logits_rows=query_start[1:].astype(np.int64) - 1,
-    )
+        work.append(Work(sequence, num_tokens=length, num_logits=1))
+    return build_step(tuple(work), table, block_size).plan

@@ -9,12 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from optimc.plan import Plan
+from optimc.plan.tensor_names import SPECIAL_TOKENS, TOKENIZER
 from optimc_runtime.control_tokens import ControlTokens
 from optimc_runtime.token_backend import encode_text, load_backend
 from optimc_runtime.token_pieces import TokenPieces
-
-TOKENIZER_TENSOR = "tokenizer/tokenizer.json"
-SPECIAL_TOKENS_TENSOR = "tokenizer/special_tokens.json"
 
 
 class Tokenizer:
@@ -38,10 +36,10 @@ class Tokenizer:
     @classmethod
     def from_plan(cls, plan: Plan) -> Tokenizer | None:
         """Return the plan's tokenizer, None if it carries none. Raises PlanError if it cannot be read."""
-        if TOKENIZER_TENSOR not in plan:
+        if TOKENIZER not in plan:
             return None
-        special = json.loads(plan.blob(SPECIAL_TOKENS_TENSOR)) if SPECIAL_TOKENS_TENSOR in plan else {}
-        return cls(plan.blob(TOKENIZER_TENSOR), special)
+        special = json.loads(plan.blob(SPECIAL_TOKENS)) if SPECIAL_TOKENS in plan else {}
+        return cls(plan.blob(TOKENIZER), special)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; special tokens written in it are recognised as such.

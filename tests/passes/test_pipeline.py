@@ -105,7 +105,6 @@ def test_weights_and_graph_that_do_not_fit_are_refused(build):
     build.decoder.arrays["stray"] = np.zeros(2, np.float32)
     with pytest.raises(CheckpointError, match="stray"):
         build()
-    assert build(unused_weights=frozenset({"stray"})).artifact.graph is not None
 
 
 def test_a_tied_head_that_was_quantized_is_attached_beside_its_embedding(tiny_decoder, monkeypatch):

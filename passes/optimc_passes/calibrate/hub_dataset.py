@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from optimc.errors import CalibrationError, MissingExtraError
+from optimc.wording import one_line
 from optimc_passes.calibrate.text_files import text_of
 
 
@@ -23,6 +24,5 @@ def hub_texts(name: str, *, split: str, field: str, seed: int) -> Iterator[str]:
     try:
         rows: Any = datasets.load_dataset(name, split=split).shuffle(seed=seed)
     except Exception as error:  # the library, the network and the data set's own code fail in their own ways
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CalibrationError(f"hub:{name}, split {split}: cannot be loaded ({reason})") from error
+        raise CalibrationError(f"hub:{name}, split {split}: cannot be loaded ({one_line(error)})") from error
     return (text_of(row, field, f"hub:{name}, row {number}") for number, row in enumerate(rows))

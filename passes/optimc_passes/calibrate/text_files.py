@@ -25,7 +25,7 @@ def read_jsonl_file(path: Path, field: str) -> list[str]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CalibrationError(f"{path}: line {number} is not JSON ({error})") from error
         texts.append(text_of(row, field, f"{path}: line {number}"))
     return texts

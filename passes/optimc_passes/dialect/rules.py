@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
+from optimc.wording import one_line
 from optimc_passes.dialect.decompose import decompose_causal
 from optimc_passes.dialect.paged_attention import DOMAIN, DOMAIN_VERSION, OP_TYPE, is_paged_attention
 from optimc_passes.dialect.weightless import without_weights
@@ -63,7 +64,7 @@ class OpRule:
     attributes: tuple[Attribute, ...]
     relations: tuple[tuple[Callable[[Facts], bool], str], ...] = ()
     """Conditions on attributes and letters, each with the sentence that reports its failure."""
-    applies: Callable[[ir.Node], bool] = lambda node: True  # noqa: ARG005
+    applies: Callable[[ir.Node], bool] = lambda _node: True
 
 
 def _int(name: str, allowed: Callable[[float], bool], wanted: str) -> Attribute:
@@ -109,7 +110,7 @@ RULES: dict[tuple[str, str], OpRule] = {
     ),
     ("", "DequantizeLinear"): OpRule(
         operands=(
-            Operand("codes", CODES, lambda f: ("C", "N")),  # noqa: ARG005
+            Operand("codes", CODES, lambda _: ("C", "N")),
             Operand("scales", FLOATS, _groups),
             Operand("zeros", CODES, _groups, optional=True, same_dtype_as=0),
         ),
@@ -122,8 +123,8 @@ RULES: dict[tuple[str, str], OpRule] = {
     ),
     ("", "MatMul"): OpRule(
         operands=(
-            Operand("x", FLOATS, lambda f: ("...", "C")),  # noqa: ARG005
-            Operand("w", FLOATS, lambda f: ("C", "N")),  # noqa: ARG005
+            Operand("x", FLOATS, lambda _: ("...", "C")),
+            Operand("w", FLOATS, lambda _: ("C", "N")),
         ),
         attributes=(),
         # A product of two activations follows ONNX's own broadcasting, which shape inference checks.
@@ -324,7 +325,7 @@ def _inference(model: ir.Model) -> Iterator[str]:
     try:
         onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
-        yield f"shape inference: {' '.join(str(error).split())}"
+        yield f"shape inference: {one_line(error)}"
 
 
 def _rank(node: ir.Node, index: int) -> int | None:

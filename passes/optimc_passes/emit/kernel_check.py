@@ -7,6 +7,7 @@ import re
 import onnx_ir as ir
 
 from optimc.errors import LoweringError, MissingExtraError
+from optimc.wording import one_line
 from optimc_passes.dialect.weightless import without_weights
 
 _NODE_NAMES = (re.compile(r"node with name '([^']+)'"), re.compile(r"In Node, \(\"([^\"]+)\""))
@@ -35,7 +36,7 @@ def check_kernels(model: ir.Model) -> None:
     try:
         onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no public common base below Exception
-        detail = " ".join(str(error).split())
+        detail = one_line(error)
         raise LoweringError(
             f"{_culprit(model, detail)}onnxruntime {onnxruntime.__version__} cannot run the graph: {detail}"
         ) from error

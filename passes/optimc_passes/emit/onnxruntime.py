@@ -26,6 +26,7 @@ from optimc_passes.dialect.weightless import INLINE_BYTES, is_weight
 from optimc_passes.emit.kernel_check import check_kernels
 from optimc_passes.emit.lowered import Lowered
 from optimc_passes.emit.transposed_linear import read_transposed_weights_in_place
+from optimc_passes.load.safetensors_file import NUMPY_DTYPES
 
 BACKEND = "onnxruntime"
 MINIMUM_VERSION = "1.23"
@@ -33,23 +34,7 @@ MINIMUM_VERSION = "1.23"
 
 MODEL_TENSOR = "program/model.onnx"
 
-_CONTAINER_DTYPES: dict[ir.DataType, str] = {
-    ir.DataType.FLOAT: "F32",
-    ir.DataType.DOUBLE: "F64",
-    ir.DataType.FLOAT16: "F16",
-    ir.DataType.BFLOAT16: "BF16",
-    ir.DataType.INT8: "I8",
-    ir.DataType.UINT8: "U8",
-    ir.DataType.INT16: "I16",
-    ir.DataType.UINT16: "U16",
-    ir.DataType.INT32: "I32",
-    ir.DataType.UINT32: "U32",
-    ir.DataType.INT64: "I64",
-    ir.DataType.UINT64: "U64",
-    ir.DataType.BOOL: "BOOL",
-    ir.DataType.FLOAT8E4M3FN: "F8_E4M3",
-    ir.DataType.FLOAT8E5M2: "F8_E5M2",
-}
+_CONTAINER_DTYPES = {ir.DataType.from_numpy(dtype): name for name, dtype in NUMPY_DTYPES.items()}
 
 
 def lower(model: ir.Model, *, block_size: int, int8_activations: bool = False) -> Lowered:

@@ -17,6 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from optimc.errors import UnsupportedModelError
+from optimc_passes.dialect.paged_attention import DOMAIN, DOMAIN_VERSION, OP_TYPE
 
 ATTENTION_NAME = "optimc_paged"
 """The name under which both functions are registered; it stands in the config as `_attn_implementation`."""
@@ -63,7 +64,7 @@ def _describe_mask(
     # transformers asks for vmap when the model adds a mask function of its own; the other flag belongs to masks that
     # are not causal.
     if not use_vmap and "allow_is_bidirectional_skip" not in others:
-        marker.optimc_window = local_size or 0  # type: ignore[attr-defined]
+        marker.optimc_window = local_size or 0  # type: ignore[attr-defined]  # a tensor takes any attribute
     return marker
 
 
@@ -102,7 +103,7 @@ def _emit_paged_attention(
     scaling = arguments.get("scaling")
     q, k, v = (x.transpose(1, 2).reshape(-1, x.shape[1] * x.shape[3]) for x in (query, key, value))
     out = torch.onnx.ops.symbolic(
-        "optimc::PagedAttention",
+        f"{DOMAIN}::{OP_TYPE}",
         (q, k, v),
         attrs={
             "layer": int(layer),
@@ -115,7 +116,7 @@ def _emit_paged_attention(
         },
         dtype=q.dtype,
         shape=q.shape,
-        version=1,
+        version=DOMAIN_VERSION,
     )
     return out.reshape(1, -1, num_heads, head_dim), None
 

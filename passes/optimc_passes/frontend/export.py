@@ -14,14 +14,12 @@ import torch
 from torch import nn
 
 from optimc.errors import UnsupportedModelError
+from optimc_passes.dialect.rules import OPSET
 from optimc_passes.frontend.attention import paged_attention_registered
 from optimc_passes.frontend.cleanup import clean_up
 from optimc_passes.frontend.names import rename
 from optimc_passes.frontend.parameters import parameters_to_inputs
 from optimc_passes.frontend.skeleton import build_skeleton
-
-OPSET_VERSION = 23
-"""The first ONNX opset with RMSNormalization and RotaryEmbedding."""
 
 _MODEL = "causal_lm"
 
@@ -65,7 +63,7 @@ def _export(step: nn.Module, architecture: str) -> ir.Model:
             (torch.arange(7), torch.arange(7), torch.tensor([2, 3, 6])),
             dynamo=True,
             optimize=False,
-            opset_version=OPSET_VERSION,
+            opset_version=OPSET,
             dynamic_shapes=({0: tokens}, {0: tokens}, {0: rows}),
             input_names=["input_ids", "position_ids", "logits_rows"],
             output_names=["logits"],

@@ -29,7 +29,7 @@ def build_skeleton(config: Any) -> nn.Module:
         model: nn.Module = AutoModelForCausalLM.from_config(
             config, attn_implementation=ATTENTION_NAME, dtype=torch.float32
         )
-    model.tie_weights()  # type: ignore[operator]
+    model.tie_weights()  # type: ignore[operator]  # nn.Module declares no methods of its subclasses
     _fill_with_zeros(model)
     _freeze_longrope(model)
     return model.eval()
@@ -45,7 +45,7 @@ def _parameters_on_meta() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.to("meta"), requires_grad=False)
 
-    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
+    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # None is allowed at run time
     try:
         yield
     finally:
@@ -69,4 +69,4 @@ def _freeze_longrope(model: nn.Module) -> None:
     """Keep the short factors for good: `check_supported` admits longrope only where no sequence can need the long."""
     for module in model.modules():
         if getattr(module, "rope_type", None) == "longrope":
-            module.rope_type = "longrope, short factors"  # type: ignore[assignment]
+            module.rope_type = "longrope, short factors"  # type: ignore[assignment]  # as above

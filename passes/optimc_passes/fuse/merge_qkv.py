@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from optimc_passes.base import PassConfig
+from optimc_passes.dialect.paged_attention import OP_TYPE, is_paged_attention
 from optimc_passes.fuse.projection import Projection, merge, projections_feeding, why_not_merge
 from optimc_passes.fuse.rule import FusionPass, Miss
 
@@ -29,7 +30,7 @@ class MergeQkv(FusionPass[MergeQkvConfig, ir.Node, tuple[Projection, ...]]):
 
     def find(self, graph: ir.Graph) -> Iterable[ir.Node]:
         """Yield the attention nodes."""
-        return (node for node in graph if node.op_type == "PagedAttention" and node.domain == "optimc")
+        return (node for node in graph if is_paged_attention(node))
 
     def check(self, site: ir.Node) -> tuple[Projection, ...] | Miss:
         """Return the three projections, or why they stay apart."""
@@ -53,4 +54,4 @@ class MergeQkv(FusionPass[MergeQkvConfig, ir.Node, tuple[Projection, ...]]):
 
 def _before_attention(node: ir.Node) -> bool:
     """Whether a node may lie between a projection and its attention: anything but another product or attention."""
-    return node.op_type not in {"MatMul", "Gemm", "PagedAttention"}
+    return node.op_type not in {"MatMul", "Gemm", OP_TYPE}

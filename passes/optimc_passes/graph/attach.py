@@ -14,12 +14,13 @@ Letters: C input features, N output features, g groups along C.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from optimc.errors import CheckpointError
+from optimc_passes.dialect.rules import INPUTS
 from optimc_passes.graph.weight_tensor import (
     Codes,
     Expression,
@@ -33,18 +34,15 @@ from optimc_passes.graph.weight_tensor import (
 )
 from optimc_passes.weights import Dense, Quantized
 
-ACTIVATION_INPUTS = frozenset({"input_ids", "position_ids", "logits_rows"})
+ACTIVATION_INPUTS = frozenset(name for name, _, _ in INPUTS)
 """Graph inputs that are not parameters."""
 
 
-def attach_weights(
-    model: ir.Model, store: Store, *, tied: Mapping[str, str] | None = None, unused: Collection[str] = ()
-) -> ir.Model:
+def attach_weights(model: ir.Model, store: Store, *, tied: Mapping[str, str] | None = None) -> ir.Model:
     """Return a copy of `model` whose parameters are initializers bound to `store`.
 
     `tied` maps the name of a tied head to its embedding. If the store has a weight of its own under the head's name
     (a quantized head), the head reads that one and the embedding lookup keeps the original rows.
-    `unused` names weights of the store the graph is known not to need.
 
     Raises CheckpointError listing every parameter the store lacks or has in another shape or kind, and every weight
     that the graph does not take.
@@ -55,7 +53,7 @@ def attach_weights(
         if head in store:
             _separate_head(graph, head, embedding)
     parameters = {value.name or "": value for value in graph.inputs if value.name not in ACTIVATION_INPUTS}
-    _check(parameters, store, unused)
+    _check(parameters, store)
     order = {node: index for index, node in enumerate(graph)}
     for name, value in parameters.items():
         graph.inputs.remove(value)
@@ -84,13 +82,9 @@ def is_matrix_transpose(node: ir.Node) -> bool:
     return node.op_type == "Transpose" and node.domain == "" and tuple(perm or ()) == (1, 0)
 
 
-def _check(parameters: Mapping[str, ir.Value], store: Store, unused: Collection[str]) -> None:
+def _check(parameters: Mapping[str, ir.Value], store: Store) -> None:
     faults = [f"{name}: in the graph but not in the checkpoint" for name in parameters if name not in store]
-    faults += [
-        f"{name}: in the checkpoint but no part of the graph"
-        for name in store
-        if name not in parameters and name not in unused
-    ]
+    faults += [f"{name}: in the checkpoint but no part of the graph" for name in store if name not in parameters]
     for name in parameters.keys() & store.keys():
         weight, declared = store[name], parameters[name].shape
         if declared is None or tuple(declared) != tuple(weight.shape):

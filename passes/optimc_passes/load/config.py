@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimc.errors import CheckpointError, UnsupportedModelError
+from optimc.wording import one_line
 from optimc_passes.load.config_audit import audit_config
 from optimc_passes.load.json_file import read_json_object
 
@@ -80,6 +81,8 @@ def _find_classes(model_type: str, raw: Mapping[str, Any], path: Path) -> tuple[
 
 def _check_architecture(raw: Mapping[str, Any], model_class: type, path: Path) -> None:
     names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{path}: architectures must be a list of class names, got {names!r}")
     if names and not any(name == model_class.__name__ or name.endswith("ForCausalLM") for name in names):
         raise UnsupportedModelError(
             f"{path}: the weights are those of a {', '.join(map(str, names))}, not of a causal language model"
@@ -98,7 +101,7 @@ def _with_own_code(folder: Path, raw: Mapping[str, Any]) -> LoadedConfig:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
         model_class = get_class_from_dynamic_module(reference, folder)
     except Exception as error:  # somebody else's code: anything can come out of it
-        raise CheckpointError(f"{path}: the checkpoint's own code failed: {_one_line(error)}") from error
+        raise CheckpointError(f"{path}: the checkpoint's own code failed: {one_line(error)}") from error
     audit_config(raw, type(config), model_class, str(path))
     return LoadedConfig(config, raw, model_class, (f"the checkpoint's own code was run: {reference}",))
 
@@ -107,8 +110,4 @@ def _instantiate(config_class: Any, raw: Mapping[str, Any], path: Path) -> Any:
     try:
         return config_class.from_dict(dict(raw))
     except Exception as error:  # the classes validate with whatever exception comes handy
-        raise CheckpointError(f"{path}: not a valid {config_class.__name__}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"{path}: not a valid {config_class.__name__}: {one_line(error)}") from error

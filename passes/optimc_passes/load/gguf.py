@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from optimc.errors import CheckpointError, MissingExtraError, OptimcError, UnsupportedModelError
+from optimc.wording import one_line
 from optimc_passes.load.config import CONFIG_NAME
 from optimc_passes.load.digest import file_sha256
 from optimc_passes.load.shards import SINGLE_NAME
@@ -187,8 +188,7 @@ def _failing_as_checkpoint_error(path: Path) -> Iterator[None]:
     except OptimcError:
         raise
     except Exception as error:  # the reader raises whatever a damaged file makes it trip over
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"{path}: damaged, or not a model transformers can read ({reason})") from error
+        raise CheckpointError(f"{path}: damaged, or not a model transformers can read ({one_line(error)})") from error
 
 
 @contextmanager

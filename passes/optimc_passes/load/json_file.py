@@ -17,7 +17,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: missing") from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__} where an object is expected")

@@ -18,12 +18,11 @@ from optimc_passes.load.hub import fetch_side_files, fetch_weights
 from optimc_passes.load.json_file import read_optional_json_object
 from optimc_passes.load.match_tensors import match_tensors
 from optimc_passes.load.parameters import list_parameters
-from optimc_passes.load.safetensors_file import NUMPY_DTYPES, TensorEntry
 from optimc_passes.load.shards import list_tensors
 from optimc_passes.load.source import FolderSource, GgufSource, HubSource, Source, find_source
 from optimc_passes.load.token_ids import resolve_special_ids
 from optimc_passes.load.tokenizer_files import check_vocabulary, read_tokenizer
-from optimc_passes.weights import Dense, WeightStore
+from optimc_passes.weights import WeightStore
 
 CheckConfig = Callable[[Any], None]
 """Sees the transformers configuration and raises if the model cannot be compiled."""
@@ -93,7 +92,7 @@ def load_checkpoint(
         source=str(model),
         digest=digest_checkpoint(folder, table.files, with_code=bool(getattr(config, "auto_map", None))),
         config=config,
-        weights=WeightStore({name: _lazily(entry) for name, entry in match.entries.items()}),
+        weights=WeightStore({name: entry.as_weight() for name, entry in match.entries.items()}),
         tokenizer=tokenizer,
         bos=ids.bos,
         eos=ids.eos,
@@ -125,10 +124,6 @@ def _open(source: Source, trust_remote_code: bool, cache_dir: Path, check_config
 
 def _side_files(source: FolderSource | HubSource, trust_remote_code: bool) -> Path:
     return source.path if isinstance(source, FolderSource) else fetch_side_files(source, with_code=trust_remote_code)
-
-
-def _lazily(entry: TensorEntry) -> Dense:
-    return Dense(entry.shape, NUMPY_DTYPES[entry.dtype], entry.read)
 
 
 def _token_to_id(tokenizer_json: bytes | None) -> Callable[[str], int | None]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimc.errors import CheckpointError
+from optimc.wording import listed
 from optimc_passes.load.parameters import ParameterTable
 from optimc_passes.load.safetensors_file import TensorEntry
 from optimc_passes.load.shards import TensorTable
@@ -45,7 +46,7 @@ def match_tensors(table: TensorTable, parameters: ParameterTable, where: str) ->
     ignored = RECOMPUTED + parameters.ignored_patterns
     skipped = [key for key in (*table.entries, *table.strays) if _matches(key, ignored)]
     if skipped:
-        notes.append(f"{len(skipped)} tensors the model recomputes or does not use were not read: {_listed(skipped)}")
+        notes.append(f"{len(skipped)} tensors the model recomputes or does not use were not read: {listed(skipped)}")
     _refuse_strays(table.strays, ignored)
     named = _by_parameter_name(table.entries, parameters, ignored, where)
     _check_shapes_and_dtypes(named, parameters)
@@ -78,7 +79,7 @@ def _by_parameter_name(
             surplus.append(key)
     if surplus:
         verb = "tensor has" if len(surplus) == 1 else "tensors have"
-        raise CheckpointError(f"{where}: {len(surplus)} {verb} no place in the model: {_listed(surplus)}")
+        raise CheckpointError(f"{where}: {len(surplus)} {verb} no place in the model: {listed(surplus)}")
     return named
 
 
@@ -115,7 +116,7 @@ def _resolve_ties(
             notes.append(f"the configuration ties {target} to {source}, but their values differ: both are used")
     if tied and len(tied) != len(ties):
         # One flag in the configuration says it for all of them, so there is no way to write this model down.
-        raise CheckpointError(f"{_listed(sorted(set(ties) - tied))} have values of their own while other ties hold")
+        raise CheckpointError(f"{listed(sorted(set(ties) - tied))} have values of their own while other ties hold")
     return kept, tied
 
 
@@ -136,14 +137,8 @@ def _absent_message(absent: list[str], named: Mapping[str, TensorEntry], paramet
         hint = "; set tie_word_embeddings: true in config.json if the head is meant to be the embedding"
     elif not named:
         hint = f"; not one of the {len(parameters.shapes)} the configuration asks for is there"
-    return f"{where}: {len(absent)} {verb} no tensor: {_listed(absent)}{hint}"
+    return f"{where}: {len(absent)} {verb} no tensor: {listed(absent)}{hint}"
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:
     return any(re.search(pattern, key) for pattern in patterns)
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimc.errors import CheckpointError
+from optimc.wording import one_line
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ def list_parameters(config: Any, model_class: Any) -> ParameterTable:
         with torch.device("meta"):
             model = model_class(config)
     except Exception as error:  # constructors fail in every way when, say, sizes do not divide
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"no {model_class.__name__} can be built from its configuration: {reason}") from error
+        raise CheckpointError(
+            f"no {model_class.__name__} can be built from its configuration: {one_line(error)}"
+        ) from error
     state = model.state_dict()
     return ParameterTable(
         shapes={name: tuple(tensor.shape) for name, tensor in state.items()},

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from optimc.errors import CheckpointError
 from optimc.plan.container import DTYPES, MAX_HEADER_BYTES
+from optimc_passes.weights import Dense
 
 NUMPY_DTYPES: dict[str, np.dtype] = {
     **DTYPES,
@@ -38,6 +39,10 @@ class TensorEntry:
     shape: tuple[int, ...]
     offset: int
     """Bytes from the start of the file."""
+
+    def as_weight(self) -> Dense:
+        """Return the tensor as a weight that is read when somebody looks at it."""
+        return Dense(self.shape, NUMPY_DTYPES[self.dtype], self.read)
 
     def read(self) -> NDArray[Any]:
         """Return the tensor as a read-only view of the mapped file; nothing is copied and nothing is kept.
@@ -68,7 +73,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged, the header is not JSON") from error
     data_start = 8 + length
     try:

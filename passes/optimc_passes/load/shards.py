@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from optimc.errors import CheckpointError
+from optimc.wording import listed
 from optimc_passes.load.safetensors_file import TensorEntry, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -46,7 +47,7 @@ def read_index(index: Path) -> dict[str, str]:
         names = {str(tensor): str(file) for tensor, file in weight_map.items()}
     except OSError as error:
         raise CheckpointError(f"{index}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: damaged, it holds no weight_map") from error
     for tensor, name in names.items():
         path = PurePosixPath(name)
@@ -69,7 +70,7 @@ def _from_index(folder: Path, index: Path) -> TensorTable:
         header = read_header(path)
         absent = [tensor for tensor in tensors if tensor not in header]
         if absent:
-            raise CheckpointError(f"{path}: {_listed(absent)} should be in it, says {INDEX_NAME}, but is not")
+            raise CheckpointError(f"{path}: {listed(absent)} should be in it, says {INDEX_NAME}, but is not")
         entries.update((tensor, header[tensor]) for tensor in tensors)
         # A copy of a tensor that the index assigns elsewhere is old; one it assigns nowhere is for the caller to judge.
         strays.update((tensor, entry) for tensor, entry in header.items() if tensor not in weight_map)
@@ -94,18 +95,13 @@ def _from_single_file(folder: Path) -> TensorTable:
     if not path.is_file():
         found = sorted(folder.glob("*.safetensors"))
         if len(found) > 1:
-            names = _listed([p.name for p in found])
+            names = listed([p.name for p in found])
             raise CheckpointError(
                 f"{folder}: {names} and no {INDEX_NAME} to say which tensor is where; fetch the index"
             )
         if not found:
             others = sorted(p.name for pattern in _OTHER_FORMATS for p in folder.glob(pattern))
-            hint = f"; {_listed(others)} is not read, convert it to safetensors first" if others else ""
+            hint = f"; {listed(others)} is not read, convert it to safetensors first" if others else ""
             raise CheckpointError(f"{folder}: no weights, neither {SINGLE_NAME} nor {INDEX_NAME}{hint}")
         path = found[0]
     return TensorTable(read_header(path), {}, (path,))
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from optimc.errors import CheckpointError
+from optimc.wording import one_line
 from optimc_passes.checkpoint import TokenizerAssets
 from optimc_passes.load.json_file import read_optional_json_object
 
@@ -60,7 +61,7 @@ def _parse(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path}: not a tokenizer ({_one_line(error)})") from error
+        raise CheckpointError(f"{path}: not a tokenizer ({one_line(error)})") from error
 
 
 def _through_transformers(folder: Path) -> Tokenizer:
@@ -69,7 +70,7 @@ def _through_transformers(folder: Path) -> Tokenizer:
     try:
         backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # converters fail in every way on files they do not know
-        raise CheckpointError(f"{folder}: its tokenizer files cannot be converted ({_one_line(error)})") from error
+        raise CheckpointError(f"{folder}: its tokenizer files cannot be converted ({one_line(error)})") from error
     # A copy, so that changing it touches nothing inside transformers.
     return Tokenizer.from_str(backend.to_str())
 
@@ -116,7 +117,3 @@ def check_vocabulary(assets: TokenizerAssets, vocab_size: int, notes: list[str])
         notes.append(
             f"the tokenizer knows {len(beyond)} tokens beyond the {vocab_size} rows of the embedding ({listed})"
         )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

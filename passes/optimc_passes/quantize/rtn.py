@@ -25,12 +25,12 @@ class RtnConfig(PassConfig):
     """Bits per code."""
     symmetric: bool = False
     """Whether every zero point is the middle code; asymmetric groups store one each."""
-    group_size: int = Field(default=64, ge=-1)
+    group_size: int = Field(default=64, ge=-1, le=1 << 30)
     """Columns that share a scale; -1 means the whole row."""
     ragged: RaggedPolicy = "error"
     """What to do where group_size does not divide a layer's columns: `error` refuses, naming every such layer;
     `ragged` makes the last group of a row smaller; `skip` leaves the layer dense."""
-    ignore: tuple[str, ...] = ("lm_head",)
+    ignore: tuple[str, ...] = Field(default=("lm_head",), strict=False)
     """Layers left dense: globs over module names, or regular expressions after `re:`. `lm_head` means the output head
     whatever its name; a tied head that is not ignored is quantized apart from its embedding, which stays as it is."""
 

@@ -38,6 +38,11 @@ class GraphVerifier:
         if problems:
             raise VerifyError(name, done, "the graph breaks rules: " + "; ".join(problems))
 
+    def check_finite(self, name: str, done: Sequence[str], model: ir.Model) -> None:
+        """Raise VerifyError if the graph that `name` returned computes something else than numbers, or nothing."""
+        if self.level == "numeric":
+            self._accepted = model, self._evaluate(name, done, model)
+
     def check(self, name: str, done: Sequence[str], before: ir.Model, after: ir.Model) -> float | None:
         """Accept what `name` made of `before`, or raise VerifyError naming it.
 

@@ -18,7 +18,7 @@ class DeadlineProtocol(H11Protocol):
     header_timeout_s = HEADER_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so
         """Start the clock."""
         super().connection_made(transport)
         self._watch()

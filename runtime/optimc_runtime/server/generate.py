@@ -127,7 +127,7 @@ async def _events(
         yield DONE
     except OptimcError as error:
         yield event(as_api_error(error).body())
-    except Exception as error:
+    except Exception as error:  # the status line is sent: an event is the only way left to say so
         logger.exception("a streamed reply failed")
         yield event(as_api_error(error).body())
 

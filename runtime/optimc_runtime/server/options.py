@@ -34,7 +34,7 @@ class ServerOptions:
         ]
         for name in sorted(set(self.generation_defaults) & set(DEFAULTABLE)):
             try:
-                SamplingParams(**{name: self.generation_defaults[name]})  # type: ignore[arg-type]
+                SamplingParams(**{name: self.generation_defaults[name]})  # type: ignore[arg-type]  # any field
             except RequestError as error:
                 faults.append(Fault(name, str(error)))
         if faults:

@@ -15,6 +15,9 @@ from optimc_runtime.server.protocol.generation import check_token_ids
 PROBE_CHARS_PER_TOKEN = 16
 """Few texts reach half of this, so a probe of this many characters per token of the limit settles nearly all."""
 
+MAX_PROBE_GROWTH = 16
+"""How many times longer the next probe may be when one has not settled it, as with runs of spaces or dashes."""
+
 
 async def completion_prompts(
     prompts: Sequence[Prompt], tokenizer: TextTokenizer | None, *, vocab_size: int, max_seq_len: int
@@ -48,8 +51,8 @@ async def chat_prompt(
         raise RequestError(f"{len(messages)} messages do not fit in {max_seq_len} tokens", param="messages")
 
     def encode() -> list[int]:
-        for message in messages:
-            _refuse_hopeless(message.content, tokenizer, max_seq_len, "messages")
+        # Joined, since many messages that would fit alone take as long as one that does not.
+        _refuse_hopeless("".join(message.content for message in messages), tokenizer, max_seq_len, "messages")
         return template.encode(
             tokenizer, [message.for_template() for message in messages], **request.chat_template_kwargs
         )
@@ -74,16 +77,18 @@ def _completion_ids(prompt: Prompt, tokenizer: TextTokenizer | None, vocab_size:
 def _refuse_hopeless(text: str, tokenizer: TextTokenizer, max_seq_len: int, param: str) -> None:
     """Refuse a text far beyond the limit after encoding a part of it; encoding megabytes takes seconds.
 
-    Where the cut falls changes the count by a few tokens at most, hence the margin of two.
+    Where the cut falls changes the count by a few tokens at most, hence the margin of two. A text of long tokens is
+    probed again, as far as its tokens so far make likely to settle it.
     """
+    hopeless = 2 * max_seq_len
     probe_chars = PROBE_CHARS_PER_TOKEN * max_seq_len
-    if len(text) <= probe_chars:
-        return
-    count = len(tokenizer.encode(text[:probe_chars], add_special_tokens=False))
-    if count > 2 * max_seq_len:
-        raise RequestError(
-            f"{param}: the first {probe_chars:,} of {len(text):,} characters are {count:,} tokens already; "
-            f"this model takes {max_seq_len:,}",
-            param=param,
-            code="context_length_exceeded",
-        )
+    while probe_chars < len(text):
+        count = len(tokenizer.encode(text[:probe_chars], add_special_tokens=False))
+        if count > hopeless:
+            raise RequestError(
+                f"{param}: the first {probe_chars:,} of {len(text):,} characters are {count:,} tokens already; "
+                f"this model takes {max_seq_len:,}",
+                param=param,
+                code="context_length_exceeded",
+            )
+        probe_chars = int(probe_chars * min(MAX_PROBE_GROWTH, 1.1 * hopeless / max(1, count)))

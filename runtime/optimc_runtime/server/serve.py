@@ -37,7 +37,6 @@ class HttpServer:
         host: str = "127.0.0.1",
         port: int = 8000,
         drain_timeout_s: int = 30,
-        access_log: bool = False,
         on_ready: OnReady | None = None,
     ) -> None:
         self._socket = _listen(host, port)
@@ -51,7 +50,7 @@ class HttpServer:
             lifespan="off",
             # Logging belongs to the program that embeds the server.
             log_config=None,
-            access_log=access_log,
+            access_log=False,
             # The peer's own word about its address would end up in logs only, and should not.
             proxy_headers=False,
             server_header=False,
@@ -80,7 +79,6 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     drain_timeout_s: int = 30,
-    access_log: bool = False,
     on_ready: OnReady | None = None,
 ) -> None:
     """Serve a started engine until SIGTERM or SIGINT, then drain for up to `drain_timeout_s` and return.
@@ -88,9 +86,7 @@ def serve(
     Raises ConfigError if `host:port` cannot be bound. The engine stays the caller's to close.
     """
     app = build_app(engine, model_name=model_name, chat_template=chat_template, options=options)
-    HttpServer(
-        app, host=host, port=port, drain_timeout_s=drain_timeout_s, access_log=access_log, on_ready=on_ready
-    ).run()
+    HttpServer(app, host=host, port=port, drain_timeout_s=drain_timeout_s, on_ready=on_ready).run()
 
 
 class _DrainingServer(uvicorn.Server):

@@ -247,7 +247,7 @@ def test_plans_of_one_name_are_told_apart(world):
     assert names == [f"a ({a})", f"a ({b})"]
 
 
-def test_rendering(world):
+def test_table_markdown_and_json_show_the_same_figures(world):
     fast = world.plan("fast", ttft_s=0.1, table=ROUGH)
     result = world.compare(world.plan("exact", ttft_s=0.2, tpot_s=0.02), fast)
     lines = result.markdown().splitlines()

@@ -98,7 +98,7 @@ def test_windows_longer_than_the_plan_takes_are_refused(scripted_engine):
 @pytest.fixture
 def plan(tmp_path, engine, word_tokenizer_json):
     path = tmp_path / "tiny.plan"
-    write_plan(path, engine.manifest, [PlanTensor.from_bytes(module.TOKENIZER_TENSOR, word_tokenizer_json)])
+    write_plan(path, engine.manifest, [PlanTensor.from_bytes(module.TOKENIZER, word_tokenizer_json)])
     with Plan.open(path) as opened:
         yield opened
 

@@ -136,13 +136,6 @@ def test_all_misfits_are_named_together(tiny_decoder):
     assert len(message.splitlines()) == 5
 
 
-def test_a_weight_known_to_be_unused_is_let_pass(tiny_decoder):
-    decoder = tiny_decoder()
-    store = WeightStore({**decoder.store, "stray.weight": Dense.of(np.zeros(3, np.float32))})
-    model = attach_weights(decoder.model, store, unused=["stray.weight"])
-    assert "stray.weight" not in model.graph.initializers
-
-
 def test_a_parameter_nothing_reads_is_not_carried_along(tiny_decoder):
     decoder = tiny_decoder()
     exported = decoder.model.clone()

@@ -31,7 +31,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family(family, tmp_path, load):
+def test_every_weight_of_a_family_arrives_under_its_own_name(family, tmp_path, load):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**(SMALL | FAMILIES[family])))
     model.save_pretrained(tmp_path / family)

@@ -75,8 +75,9 @@ def test_single_file_is_fetched_alone(folder, load, publish):
 
 def test_single_file_of_another_name_is_found(folder, load, publish):
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
-    publish(folder)
+    fetched = publish(folder)
     load("org/name", revision="v1")
+    assert "weights.safetensors" in fetched
 
 
 def test_refusal_costs_no_weights(folder, load, publish, tools):

@@ -6,17 +6,17 @@ from optimc.errors import CheckpointError
 from optimc_passes.load.source import FolderSource, GgufSource, HubSource, find_source
 
 
-def test_a_folder(tmp_path):
+def test_a_folder_is_taken_as_a_folder(tmp_path):
     assert find_source(tmp_path, None) == FolderSource(tmp_path)
 
 
-def test_a_gguf_file(tmp_path):
+def test_a_gguf_file_is_known_by_its_suffix(tmp_path):
     path = tmp_path / "model.GGUF"
     path.touch()
     assert find_source(str(path), None) == GgufSource(path)
 
 
-def test_a_hub_id():
+def test_what_is_not_on_disk_is_a_hub_id():
     assert find_source("org/name-1.0_x", "v1") == HubSource("org/name-1.0_x", "v1")
 
 

@@ -1,1 +1,1 @@
-"""Request bodies and response objects of the OpenAI API, as far as this server speaks it."""
+"""Request bodies of the OpenAI API, as far as this server speaks it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[int, int, str], None]
-"""Called as (done, total, label); one bar per label."""
+"""Called as work proceeds: pieces done, pieces in total, what is being done."""
 
 
-def no_progress(done: int, total: int, label: str) -> None:
+def no_progress(_done: int, _total: int, _label: str) -> None:
     """Tell nobody."""

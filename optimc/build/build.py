@@ -1,0 +1,165 @@
+"""Building: recipe in, plan out. The pipeline does the work; this file puts its ends together."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
+from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
+from optimc.build.outline import check_model
+from optimc.errors import PlanError
+from optimc.plan import Manifest, Plan, write_plan
+from optimc.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    from optimc_passes.calibrate import Calibration
+    from optimc_passes.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """A plan on disk."""
+
+    path: Path
+    manifest: Manifest
+    size_bytes: int
+    seconds: float
+    up_to_date: bool
+    """The plan was there already, built from the same recipe, checkpoint and tools."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "plan": str(self.path),
+            "name": self.manifest.name,
+            "size_bytes": self.size_bytes,
+            "seconds": self.seconds,
+            "up_to_date": self.up_to_date,
+            "passes": [report.model_dump(mode="json") for report in self.manifest.passes],
+        }
+
+
+def build_recipe(
+    recipe_path: Path, options: BuildOptions | None = None, *, progress: Progress = no_progress
+) -> BuildResult:
+    """Build the plan a recipe describes, or find it up to date.
+
+    Raises ConfigError for the recipe, CheckpointError and UnsupportedModelError for the model, CalibrationError for
+    the text, PassError for a pass, LoweringError for the target. Nothing half-written is left behind.
+    """
+    from optimc_passes.load import load_checkpoint
+
+    options = options or BuildOptions()
+    start = time.perf_counter()
+    inputs = read_inputs(recipe_path, options)
+    spec = inputs.recipe.model
+
+    def check_config(config: Any) -> None:
+        check_model(inputs, config)
+
+    checkpoint = load_checkpoint(
+        inputs.model,
+        revision=spec.revision,
+        trust_remote_code=spec.trust_remote_code,
+        cache_dir=options.cache,
+        check_config=check_config,
+    )
+    key = build_key(inputs.recipe, checkpoint.digest)
+    existing = None if options.fresh or options.dump_graph else _read_existing(inputs.output)
+    if existing is not None and existing.manifest.source.build_key == key:
+        seconds = time.perf_counter() - start
+        return BuildResult(inputs.output, existing.manifest, existing.size_bytes, seconds, up_to_date=True)
+    manifest = _build(inputs, checkpoint, key, options, progress)
+    return BuildResult(
+        inputs.output, manifest, inputs.output.stat().st_size, time.perf_counter() - start, up_to_date=False
+    )
+
+
+def _read_existing(path: Path) -> Plan | None:
+    """Return the plan at `path`, or None if there is none or it is not worth keeping."""
+    if not path.exists():
+        return None
+    try:
+        with Plan.open(path) as plan:
+            return plan
+    except PlanError:
+        return None
+
+
+def _build(
+    inputs: BuildInputs, checkpoint: Checkpoint, key: str, options: BuildOptions, progress: Progress
+) -> Manifest:
+    """Build with the cache, or with an empty one of its own: a pass's finished weights lie there, not in memory."""
+    if not options.fresh:
+        return _run_passes(inputs, checkpoint, key, options, options.cache, progress)
+    from optimc_passes.cache_entry import scratch_folder
+
+    with scratch_folder(options.cache) as folder:
+        return _run_passes(inputs, checkpoint, key, options, folder, progress)
+
+
+def _run_passes(
+    inputs: BuildInputs,
+    checkpoint: Checkpoint,
+    key: str,
+    options: BuildOptions,
+    cache: Path,
+    progress: Progress,
+) -> Manifest:
+    from optimc_passes.artifact import Artifact, derive_key
+    from optimc_passes.cache import ArtifactCache
+    from optimc_passes.emit import TARGETS
+    from optimc_passes.frontend import FRONTEND_VERSION, export_graph
+    from optimc_passes.pipeline import GraphSource, PipelineOptions, run_pipeline
+
+    recipe = inputs.recipe
+    max_seq_len = check_model(inputs, checkpoint.config)
+    calibration = _load_calibration(inputs, checkpoint)
+    config_json = json.loads(checkpoint.config.to_json_string(use_diff=False))
+    exported_as = derive_key(FRONTEND_VERSION, config_json, max_seq_len, _exporter_versions())
+    result = run_pipeline(
+        inputs.passes,
+        Artifact.start(checkpoint, calibration),
+        GraphSource(exported_as, lambda: export(checkpoint.config)),
+        PipelineOptions(
+            cache=ArtifactCache(cache),
+            verify=recipe.verify,
+            dump_graph=options.dump_graph,
+            on_progress=lambda step, done, total, _label: progress(done, total, step),
+        ),
+    )
+    lower = TARGETS[recipe.target.backend]
+    lowered = lower(
+        result.artifact,
+        block_size=recipe.limits.block_size,
+        int8_activations=recipe.target.int8_activations,
+    )
+    manifest = assemble_manifest(recipe, checkpoint, calibration, lowered, result, key=key, max_seq_len=max_seq_len)
+    tensors = [*lowered.tensors, *tokenizer_tensors(checkpoint.tokenizer)]
+    written, total = 0, sum(tensor.nbytes for tensor in tensors) >> 20
+
+    def count(nbytes: int) -> None:
+        nonlocal written
+        written += nbytes
+        progress(written >> 20, total, "write plan (MiB)")
+
+    return write_plan(inputs.output, manifest, tensors, progress=count)
+
+
+def _load_calibration(inputs: BuildInputs, checkpoint: Checkpoint) -> Calibration | None:
+    """Read calibration text if a pass will look at it."""
+    from optimc_passes.calibrate import load_tokens
+
+    spec = inputs.recipe.calibration
+    if spec is None or not any(pass_.uses_calibration for pass_ in inputs.passes):
+        return None
+    return load_tokens(spec, checkpoint.tokenizer.tokenizer_json, base_dir=inputs.recipe_path.parent)
+
+
+def _exporter_versions() -> dict[str, str]:
+    versions = tool_versions()
+    return {name: versions[name] for name in ("torch", "transformers", "onnxscript")}

@@ -1,0 +1,117 @@
+"""What a build starts from, gathered and checked before any work: recipe, model, passes, places."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimc.errors import ConfigError, Fault, MissingExtraError
+from optimc.recipe import Recipe, load_recipe
+from optimc.plan import looks_like_a_plan
+from optimc.recipe.model import PassConfigs
+from optimc.storage import why_not_writable
+
+if TYPE_CHECKING:
+    from optimc_passes.base import Pass
+
+CACHE_VARIABLE = "OPTIMC_CACHE"
+DEFAULT_CACHE = Path(".optimc-cache")
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a recipe is built; apart from `overrides`, nothing here changes the plan's bytes."""
+
+    output: Path | None = None
+    """Plan to write; `RECIPE-NAME.plan` in the working directory if None."""
+    overrides: tuple[str, ...] = ()
+    """`path=value` changes to the recipe."""
+    cache_dir: Path | None = None
+    """Where results of passes are kept; $OPTIMC_CACHE, else .optimc-cache in the working directory, if None."""
+    fresh: bool = False
+    """Ignore the cache and any plan that is up to date."""
+    dump_graph: Path | None = None
+    """Folder that receives the graph after each phase."""
+
+    @property
+    def cache(self) -> Path:
+        """The cache folder in force."""
+        return self.cache_dir or Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE)
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """A checked recipe and what it refers to."""
+
+    recipe: Recipe
+    recipe_path: Path
+    model: str
+    """The recipe's model, with a local path found."""
+    passes: tuple[Pass[Any], ...]
+    output: Path
+
+
+def pass_configs() -> PassConfigs:
+    """Return every pass's name and configuration. Raises MissingExtraError without the compiler's dependencies."""
+    try:
+        from optimc_passes.registry import PASSES
+    except ImportError as error:
+        raise MissingExtraError(error.name or "the compiler", "build", "building a plan") from error
+    return {name: pass_type.config_type for name, pass_type in PASSES.items()}
+
+
+def read_inputs(recipe_path: Path, options: BuildOptions) -> BuildInputs:
+    """Load the recipe and everything that can be checked without the model.
+
+    Raises ConfigError with all faults at once: in the recipe, in the order of its passes, a model that is not there.
+    """
+    configs = pass_configs()
+    from optimc_passes.pipeline import check_order
+    from optimc_passes.registry import make_pass
+
+    recipe = load_recipe(recipe_path, pass_configs=configs, overrides=options.overrides)
+    passes = tuple(
+        make_pass(spec.name, spec.options, where=f"passes[{index}]") for index, spec in enumerate(recipe.passes)
+    )
+    faults = check_order(passes)
+    model, missing = _find_model(recipe.model.source, recipe_path)
+    faults += [missing] if missing else []
+    if faults:
+        raise ConfigError(str(recipe_path), faults)
+    output = options.output or Path(f"{recipe.name}.plan")
+    faults = _check_places(output, options)
+    if faults:
+        raise ConfigError("options", faults)
+    return BuildInputs(recipe, recipe_path, model, passes, output)
+
+
+def _check_places(output: Path, options: BuildOptions) -> list[Fault]:
+    """Return what keeps the build from writing where it is told to. A build may take hours; it must not end so."""
+    faults = []
+    if output.is_dir():
+        faults.append(Fault("--output", f"{output} is a folder; name a file"))
+    elif os.path.lexists(output) and not looks_like_a_plan(output):
+        faults.append(Fault("--output", f"{output} exists and is not an engine.plan; name another file or remove it"))
+    places = {"--output": output.parent, "--cache-dir": options.cache, "--dump-graph": options.dump_graph}
+    for option, folder in places.items():
+        reason = why_not_writable(folder) if folder is not None else None
+        if reason is not None:
+            faults.append(Fault(option, reason))
+    return faults
+
+
+def _find_model(source: str, recipe_path: Path) -> tuple[str, Fault | None]:
+    """Return the model's local path, or the hub id as it is; a fault if it can be neither.
+
+    A relative path is looked up from the working directory first, then from the recipe's folder.
+    """
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path's own fails on a user nobody knows
+    for candidate in (path, recipe_path.parent / path):
+        if os.path.exists(candidate):  # noqa: PTH110 - Path's own fails on a name too long for the file system
+            return str(candidate), None
+    is_hub_id = source.count("/") == 1 and path.suffix != ".gguf" and not source.startswith((".", "~", "/"))
+    if is_hub_id:
+        return source, None
+    return source, Fault("model", f"'{source}' is neither a folder nor a .gguf file nor a hub id (organisation/name)")
