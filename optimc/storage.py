@@ -16,7 +16,9 @@ def storing(what: str, path: Path, *also: type[Exception]) -> Iterator[None]:
     """Run a block that writes `path`; an OSError in it, or one of `also`, becomes a StorageError that names both."""
     try:
         yield
-    except (OSError, *also) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, *also)):
+            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
         raise StorageError(f"{what} cannot be written to {path}: {reason}") from error
 

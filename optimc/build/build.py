@@ -51,11 +51,11 @@ def build_recipe(
     Raises ConfigError for the recipe, CheckpointError and UnsupportedModelError for the model, CalibrationError for
     the text, PassError for a pass, LoweringError for the target. Nothing half-written is left behind.
     """
-    from optimc_passes.load import load_checkpoint
-
     options = options or BuildOptions()
     start = time.perf_counter()
     inputs = read_inputs(recipe_path, options)
+    from optimc_passes.load import load_checkpoint
+
     spec = inputs.recipe.model
 
     def check_config(config: Any) -> None:
@@ -121,10 +121,15 @@ def _run_passes(
     calibration = _load_calibration(inputs, checkpoint)
     config_json = json.loads(checkpoint.config.to_json_string(use_diff=False))
     exported_as = derive_key(FRONTEND_VERSION, config_json, max_seq_len, _exporter_versions())
+
+    def export() -> Any:
+        untested = recipe.model.allow_untested
+        return export_graph(checkpoint.config, max_seq_len=max_seq_len, allow_untested=untested)
+
     result = run_pipeline(
         inputs.passes,
         Artifact.start(checkpoint, calibration),
-        GraphSource(exported_as, lambda: export(checkpoint.config)),
+        GraphSource(exported_as, export),
         PipelineOptions(
             cache=ArtifactCache(cache),
             verify=recipe.verify,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimc.errors import ConfigError, Fault, MissingExtraError
-from optimc.recipe import Recipe, load_recipe
+from optimc.local_path import local_path
 from optimc.plan import looks_like_a_plan
+from optimc.recipe import Recipe, load_recipe
 from optimc.recipe.model import PassConfigs
 from optimc.storage import why_not_writable
 
@@ -18,6 +20,17 @@ if TYPE_CHECKING:
 
 CACHE_VARIABLE = "OPTIMC_CACHE"
 DEFAULT_CACHE = Path(".optimc-cache")
+
+_COMPILER_MODULES = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "onnxruntime",
+    "safetensors",
+    "ml_dtypes",
+)
 
 
 @dataclass(frozen=True)
@@ -53,20 +66,27 @@ class BuildInputs:
     output: Path
 
 
+def require_compiler(purpose: str) -> None:
+    """Raise MissingExtraError if a package of the extra `build` is not installed; `purpose` is what needs it."""
+    for module in _COMPILER_MODULES:
+        if find_spec(module) is None:
+            raise MissingExtraError(module, "build", purpose)
+
+
 def pass_configs() -> PassConfigs:
-    """Return every pass's name and configuration. Raises MissingExtraError without the compiler's dependencies."""
-    try:
-        from optimc_passes.registry import PASSES
-    except ImportError as error:
-        raise MissingExtraError(error.name or "the compiler", "build", "building a plan") from error
+    """Return every pass's name and configuration. Works without the compiler's packages."""
+    from optimc_passes.registry import PASSES
+
     return {name: pass_type.config_type for name, pass_type in PASSES.items()}
 
 
 def read_inputs(recipe_path: Path, options: BuildOptions) -> BuildInputs:
     """Load the recipe and everything that can be checked without the model.
 
-    Raises ConfigError with all faults at once: in the recipe, in the order of its passes, a model that is not there.
+    Raises MissingExtraError without the compiler's packages, ConfigError with all faults at once: in the recipe, in
+    the order of its passes, a model that is not there.
     """
+    require_compiler("building a plan")
     configs = pass_configs()
     from optimc_passes.pipeline import check_order
     from optimc_passes.registry import make_pass
@@ -90,10 +110,19 @@ def read_inputs(recipe_path: Path, options: BuildOptions) -> BuildInputs:
 def _check_places(output: Path, options: BuildOptions) -> list[Fault]:
     """Return what keeps the build from writing where it is told to. A build may take hours; it must not end so."""
     faults = []
-    if output.is_dir():
-        faults.append(Fault("--output", f"{output} is a folder; name a file"))
-    elif os.path.lexists(output) and not looks_like_a_plan(output):
-        faults.append(Fault("--output", f"{output} exists and is not an engine.plan; name another file or remove it"))
+    try:
+        output.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        faults.append(Fault("--output", f"{output}: {error.strerror or error}"))
+    else:
+        if output.is_dir():
+            faults.append(Fault("--output", f"{output} is a folder; name a file"))
+        elif not looks_like_a_plan(output):
+            faults.append(
+                Fault("--output", f"{output} exists and is not an engine.plan; name another file or remove it")
+            )
     places = {"--output": output.parent, "--cache-dir": options.cache, "--dump-graph": options.dump_graph}
     for option, folder in places.items():
         reason = why_not_writable(folder) if folder is not None else None
@@ -107,11 +136,10 @@ def _find_model(source: str, recipe_path: Path) -> tuple[str, Fault | None]:
 
     A relative path is looked up from the working directory first, then from the recipe's folder.
     """
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path's own fails on a user nobody knows
-    for candidate in (path, recipe_path.parent / path):
-        if os.path.exists(candidate):  # noqa: PTH110 - Path's own fails on a name too long for the file system
-            return str(candidate), None
-    is_hub_id = source.count("/") == 1 and path.suffix != ".gguf" and not source.startswith((".", "~", "/"))
+    found = local_path(source, recipe_path.parent)
+    if found is not None:
+        return str(found), None
+    is_hub_id = source.count("/") == 1 and not source.endswith(".gguf") and not source.startswith((".", "~", "/"))
     if is_hub_id:
         return source, None
     return source, Fault("model", f"'{source}' is neither a folder nor a .gguf file nor a hub id (organisation/name)")

@@ -41,9 +41,10 @@ def plan_build(recipe_path: Path, options: BuildOptions) -> BuildOutline:
     Raises ConfigError, CheckpointError or UnsupportedModelError in words.
     """
     from optimc_passes.frontend.support import architecture
-    from optimc_passes.load import load_config
 
     inputs = read_inputs(recipe_path, options)
+    from optimc_passes.load import load_config
+
     recipe = inputs.recipe
     config = load_config(inputs.model, revision=recipe.model.revision, trust_remote_code=recipe.model.trust_remote_code)
     max_seq_len = check_model(inputs, config)
@@ -78,5 +79,5 @@ def check_model(inputs: BuildInputs, config: Any) -> int:
         faults.append(Fault("limits.max_seq_len", f"{max_seq_len} exceeds the model's {trained} positions"))
     if faults or max_seq_len is None:
         raise ConfigError(str(inputs.recipe_path), faults)
-    check_supported(config, max_seq_len=max_seq_len)
+    check_supported(config, max_seq_len=max_seq_len, allow_untested=inputs.recipe.model.allow_untested)
     return int(max_seq_len)

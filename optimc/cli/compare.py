@@ -42,11 +42,12 @@ def compare(
 
     Exits with code 1 if a plan fails a quality gate of its recipe.
     """
-    from optimc.build import BuildOptions, build_recipe, read_inputs
+    from optimc.build import BuildOptions, build_recipe, read_inputs, require_compiler
     from optimc.cli.engine_options import load_engine
     from optimc.measure.compare_plans import CompareConfig
     from optimc.measure.compare_plans import compare as compare_plans
 
+    require_compiler("comparing plans with the original model")
     config = CompareConfig(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from optimc.cli.options import bytes_option
+from optimc.errors import ConfigError, Fault
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 
@@ -24,6 +26,10 @@ def load_engine(
     trust: bool = False,
 ) -> Engine:
     """Load a plan and start its engine. Raises PlanError or ConfigError in words."""
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        # They would spin against each other: so much slower that it looks like a server that hangs.
+        raise ConfigError("options", [Fault("--threads", f"{threads} exceeds this machine's {cores} cores")])
     given = {
         "max_seqs": max_seqs,
         "max_step_tokens": max_step_tokens,

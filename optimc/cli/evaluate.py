@@ -11,6 +11,7 @@ from rich.console import Console
 
 from optimc.cli import options
 from optimc.cli.progress import progress_bar
+from optimc.errors import MeasureError
 
 
 def evaluate(
@@ -23,6 +24,9 @@ def evaluate(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let the original model bring its own Python code.")
     ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the figures into the plan; `optimc inspect` shows them.")
+    ] = False,
     cache_dir: options.CacheDir = None,
     kv_memory: options.KvMemory = None,
     max_step_tokens: options.MaxStepTokens = None,
@@ -33,11 +37,12 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Perplexity, KL divergence and top-1 agreement, teacher-forced through the engine as it serves."""
-    from optimc.build import BuildOptions
+    from optimc.build import BuildOptions, require_compiler
     from optimc.cli.engine_options import load_engine
     from optimc.measure.evaluation import eval_plan
-    from optimc.plan import Plan
+    from optimc.plan import Plan, record_quality
 
+    require_compiler("comparing a plan with the original model")
     engine = load_engine(
         plan_path,
         kv_memory=kv_memory,
@@ -61,6 +66,11 @@ def evaluate(
             )
     finally:
         engine.close()
+    if record:
+        quality = result.to_quality()
+        if quality is None:
+            raise MeasureError(f"nothing to record: {result.note}")
+        record_quality(plan_path, quality)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:

@@ -52,7 +52,7 @@ def serve(
     from optimc.cli.engine_options import load_engine
     from optimc.plan import Plan
     from optimc_runtime.chat_template import ChatTemplate
-    from optimc_runtime.server import ServerOptions
+    from optimc_runtime.server import ServerOptions, check_address
     from optimc_runtime.server import serve as serve_engine
 
     with Plan.open(plan_path) as plan:
@@ -64,6 +64,8 @@ def serve(
     server_options = ServerOptions(
         max_body_bytes=body_limit, allow_unknown_fields=allow_unknown_fields, generation_defaults=defaults
     )
+    name = model_name or manifest.name
+    check_address(host, port)
     engine = load_engine(
         plan_path,
         max_seqs=max_seqs,
@@ -86,13 +88,13 @@ def serve(
         engine.warm_up()
         serve_engine(
             engine,
-            model_name=model_name or manifest.name,
+            model_name=name,
             chat_template=template,
             options=server_options,
             host=host,
             port=port,
             drain_timeout_s=drain_timeout,
-            on_ready=lambda url: print(f"{manifest.name} ready on {url}", flush=True),
+            on_ready=lambda url: print(f"{name} ready on {url}", flush=True),
         )
     finally:
         engine.close()

@@ -131,6 +131,8 @@ def compare(
     paths = [build(item) if item.suffix.lower() in RECIPE_SUFFIXES else item for item in items]
     machine = read_machine()
     subjects = [_subject(path, config, machine) for path in paths]
+    for subject in subjects:
+        _check_lengths(subject, config)
     store = MeasurementStore(cache_dir / "measurements")
     known: dict[Path, Measurement] = {}
     for subject in subjects:
@@ -174,6 +176,20 @@ def _subject(path: Path, config: CompareConfig, machine: Machine) -> _Subject:
             "versions": _versions(manifest),
         }
         return _Subject(manifest.name, path.resolve(), plan.size_bytes, manifest, key)
+
+
+def _check_lengths(subject: _Subject, config: CompareConfig) -> None:
+    """Raise MeasureError, before anything is measured, if the plan's sequences are too short for what is asked."""
+    most = subject.manifest.limits.max_seq_len
+    asked = {
+        f"{config.prompt_tokens} prompt + {config.output_tokens} output tokens": (
+            config.prompt_tokens + config.output_tokens
+        ),
+        f"evaluation windows of {config.length} tokens": config.length,
+    }
+    for what, tokens in asked.items():
+        if tokens > most:
+            raise MeasureError(f"{subject.name}: {what} exceed the plan's max_seq_len {most}; ask for fewer")
 
 
 def _versions(manifest: Manifest) -> dict[str, str]:

@@ -37,14 +37,15 @@ class EvalResult:
     note: str | None = None
     """Why there is no reference."""
 
-    def to_json(self) -> dict[str, float | int | None]:
-        """Return the figures by name."""
+    def to_json(self) -> dict[str, float | int | str | None]:
+        """Return the figures by name, and why some are null."""
         return {
             "perplexity": self.perplexity,
             "reference_perplexity": self.reference_perplexity,
             "kl_mean": self.kl_mean,
             "top1_agreement": self.top1_agreement,
             "tokens": self.tokens,
+            **({"note": self.note} if self.note is not None else {}),
         }
 
     def to_quality(self) -> Quality | None:

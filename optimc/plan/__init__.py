@@ -14,6 +14,7 @@ from optimc.plan.manifest import (
     TokenIds,
 )
 from optimc.plan.reader import Plan, looks_like_a_plan
+from optimc.plan.record_quality import record_quality
 from optimc.plan.writer import PlanTensor, write_plan
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "TargetInfo",
     "TokenIds",
     "looks_like_a_plan",
+    "record_quality",
     "write_plan",
 ]

@@ -20,7 +20,7 @@ from optimc.plan.manifest import FORMAT_VERSION, Manifest
 
 
 def looks_like_a_plan(path: Path) -> bool:
-    """Whether the file begins as a plan of any version does, damaged or not, or is empty: whether it may be replaced."""
+    """Whether a file may be replaced by a plan: it is empty, or begins as one of any version does, damaged or not."""
     try:
         if not path.is_file():
             return False

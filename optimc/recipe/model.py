@@ -55,7 +55,8 @@ class ModelSpec(_Section):
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     trust_remote_code: bool = False
-    """Allow the checkpoint to bring its own Python code. Off unless you have read that code."""
+    """Let the checkpoint's own Python code describe its configuration. Off unless you have read that code; a model that
+    only such code defines is refused either way, since transformers' own classes are what is exported."""
     allow_untested: bool = False
     """Try an architecture outside the tested table; nothing but the check on probe tokens vouches for the result."""
 

@@ -17,29 +17,35 @@ MAX_NODES = 100_000
 """Aliases can make a short file describe a huge tree; no recipe is that large."""
 
 
+_REPLACED = frozenset({"int", "float", "bool", "timestamp"})
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader, but with YAML 1.2's idea of a scalar: `1e-3` and `010` (ten) are numbers; `on`, `1:30`, dates words."""
+    """SafeLoader, but with YAML 1.2's idea of a scalar: `1e-3`, `010` (ten) are numbers; `on`, `1:30`, a date words."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own class-level table, rebuilt rather than changed in place
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":float", ":int", ":bool", ":timestamp"))]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in _REPLACED]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"(?:[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
-    list("-+.0123456789"),
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
-)
 def _integer(loader: _Loader, node: yaml.Node) -> int:
     text = str(loader.construct_scalar(node))  # type: ignore[arg-type]
     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+# Before the float, whose pattern takes integers too.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"(?:[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    list("-+.0123456789"),
+)
+
+
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )

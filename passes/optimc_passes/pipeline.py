@@ -26,6 +26,7 @@ from optimc_passes.graph.serialize import to_bytes
 from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.verify import GraphVerifier, VerifyLevel
 from optimc_passes.verify.evaluate import Probe
+from optimc_passes.verify.finite_weights import check_finite_weights
 from optimc_passes.weights import WeightStore
 
 
@@ -78,11 +79,12 @@ def run_pipeline(
     """Run the passes in order.
 
     Raises ConfigError if their order cannot be, PassError if one fails, VerifyError if a graph is wrong after one,
-    CheckpointError if weights and exported graph do not fit together.
+    CheckpointError if weights and exported graph do not fit together, or a weight is not finite.
     """
     faults = check_order(passes)
     if faults:
         raise ConfigError("passes", faults)
+    check_finite_weights(artifact.weights)
     run = _Run(options or PipelineOptions())
     for pass_ in passes:
         if pass_.stage == "weights":

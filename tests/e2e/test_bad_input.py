@@ -143,3 +143,40 @@ def test_a_checkpoint_with_a_surplus_tensor_is_refused(refused, make_recipe, tin
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     message = one_line(refused("build", make_recipe(tmp_path / "r.yaml", model=str(folder))))
     assert "model.layers.9.stray.weight" in message
+
+
+def test_a_plan_never_replaces_what_is_no_plan(refused, make_recipe, tiny_folder, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny_folder, folder)
+    recipe = make_recipe(tmp_path / "r.yaml", model=str(folder))
+    for path in (recipe, folder / "model.safetensors", folder / "config.json"):
+        before = path.read_bytes()
+        assert "exists and is not an engine.plan" in refused("build", recipe, "-o", path)
+        assert path.read_bytes() == before
+
+
+def test_places_that_cannot_be_written_are_all_said_before_any_work(refused, make_recipe, tmp_path):
+    recipe, file = make_recipe(tmp_path / "r.yaml"), tmp_path / "file"
+    file.write_text("")
+    message = refused("build", recipe, "-o", file / "x.plan", "--dump-graph", file, "--cache-dir", file / "cache")
+    assert "3 faults" in message
+    assert message.count(f"{file} is not a folder") == 3
+    assert "File name too long" in refused("build", recipe, "-o", tmp_path / ("x" * 300))
+
+
+def test_a_model_name_that_can_be_no_path_is_said_in_words(refused, make_recipe, tmp_path):
+    for name in ("x" * 5000, "~nobody-of-that-name/model/folder"):
+        assert "is neither a folder nor" in refused("build", make_recipe(tmp_path / "r.yaml", model=name))
+
+
+def test_options_of_passes_are_not_guessed_about(refused, make_recipe, tmp_path):
+    options = {"symmetric": "yes", "group_size": "16"}
+    assert "2 faults" in refused("build", make_recipe(tmp_path / "r.yaml", passes=[{"rtn": options}]))
+
+
+def test_an_untested_architecture_is_tried_only_if_asked(refused, make_recipe, tmp_path):
+    config = {"model_type": "starcoder2", "hidden_size": 64, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "allow_untested: true" in refused("build", make_recipe(tmp_path / "r.yaml", model=str(tmp_path)))
+    model = {"source": str(tmp_path), "allow_untested": True}
+    assert "no weights" in refused("build", make_recipe(tmp_path / "r.yaml", model=model))

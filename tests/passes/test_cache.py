@@ -7,10 +7,12 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
+from optimc.errors import StorageError
 from optimc.plan import PassReport
 from optimc_passes.cache import ArtifactCache
-from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned
+from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned, scratch_folder
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.serialize import to_bytes
 from optimc_passes.weights import Dense, Quantized
@@ -227,3 +229,34 @@ def test_a_quantized_weight_keeps_its_kind(cache, weights):
     found, _ = cache.load_weights(KEY)
     assert isinstance(found["full"], Quantized)
     assert np.array_equal(found["full"].dequantize(), weights["full"].dequantize())
+
+
+def test_a_place_that_takes_no_files_is_named(tmp_path, weights):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StorageError, match=r"the cache cannot be written to .*file: Not a directory"),
+        ArtifactCache(tmp_path / "file").write_weights(KEY),
+    ):
+        pytest.fail("opened")
+
+
+def test_a_full_disk_is_said_in_words(cache, weights, monkeypatch):
+    def full(*_args):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("optimc_passes.cache.save_file", full)
+    with pytest.raises(StorageError, match="No space left"), cache.write_weights(KEY) as writer:
+        writer.keep("w", Dense.of(np.ones(3, np.float32)))
+    assert cache.load_weights(KEY) is None
+    assert list((cache.root / "tmp").iterdir()) == []
+
+
+def test_a_scratch_folder_is_gone_afterwards_and_found_by_the_next_if_its_owner_died(tmp_path):
+    with scratch_folder(tmp_path) as folder:
+        (folder / "file").write_text("x")
+    assert not folder.exists()
+    left = tmp_path / "tmp" / "left"
+    left.mkdir()
+    os.utime(left, (1, 1))
+    with scratch_folder(tmp_path) as folder:
+        assert list((tmp_path / "tmp").iterdir()) == [folder]

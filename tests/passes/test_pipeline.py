@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from optimc.errors import CheckpointError, ConfigError, VerifyError
+from optimc.errors import CheckpointError, ConfigError, StorageError, VerifyError
 from optimc_passes.artifact import Artifact
 from optimc_passes.cache import ArtifactCache
 from optimc_passes.fuse.merge_qkv import MergeQkv
@@ -208,3 +208,23 @@ def test_progress_names_the_step(build):
     assert list(dict.fromkeys(steps)) == ["rtn", "export", "merge_qkv"]
     assert ("rtn", 14, 14) in seen
     assert ("merge_qkv", 2, 2) in seen
+
+
+def test_a_graph_without_passes_must_give_numbers_too(tiny_decoder):
+    decoder = tiny_decoder()
+    # Finite weights whose products are not.
+    decoder.arrays["model.norm.weight"][:] = 1e38
+    decoder.arrays["lm_head.weight"][:] = 1e38
+    source = GraphSource("key", lambda: decoder.model)
+    artifact = Artifact.start(decoder.checkpoint())
+    with pytest.raises(VerifyError, match=r"^attach failed after \[\]: logits on probe tokens are not finite"):
+        run_pipeline([], artifact, source)
+    run_pipeline([], artifact, source, PipelineOptions(verify="shapes"))
+
+
+def test_a_folder_that_takes_no_graphs_is_named(tiny_decoder, tmp_path):
+    decoder = tiny_decoder()
+    (tmp_path / "file").write_text("")
+    options = PipelineOptions(verify="off", dump_graph=tmp_path / "file")
+    with pytest.raises(StorageError, match=r"the graph cannot be written to .*file: File exists"):
+        run_pipeline([], Artifact.start(decoder.checkpoint()), GraphSource("key", lambda: decoder.model), options)

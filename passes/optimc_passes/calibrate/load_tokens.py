@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from optimc.errors import CalibrationError
+from optimc.local_path import local_path
 from optimc.recipe import CalibrationSpec
 from optimc_passes.calibrate import python_docs
 from optimc_passes.calibrate.hub_dataset import hub_texts
@@ -81,9 +82,7 @@ def _find_texts(spec: CalibrationSpec, base_dir: Path | None) -> Iterable[str]:
     if _is_hub(spec):
         name = spec.dataset.removeprefix(HUB_PREFIX)
         return hub_texts(name, split=spec.split, field=spec.field, seed=spec.seed)
-    path = Path(spec.dataset).expanduser()
-    if base_dir is not None and not path.exists():
-        path = base_dir / path
+    path = local_path(spec.dataset, *([] if base_dir is None else [base_dir])) or Path(spec.dataset)
     if path.suffix == ".jsonl":
         return read_jsonl_file(path, spec.field)
     if path.suffix == ".txt":

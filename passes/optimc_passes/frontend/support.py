@@ -36,7 +36,7 @@ def check_supported(config: Any, *, max_seq_len: int | None = None, allow_untest
     faults = [*_foreign_features(config), *_layer_types(config), *_rope(config, max_seq_len)]
     tested = config.model_type in TESTED
     if type(config).__module__.split(".")[0] == "transformers_modules":
-        faults.append("the checkpoint brings its own modelling code, which optimc does not run")
+        faults.append("it is defined by the checkpoint's own code, and optimc exports transformers' classes only")
         tested = False
     elif allow_untested and not tested and not faults:
         faults += _attention_interface(config)
@@ -44,7 +44,8 @@ def check_supported(config: Any, *, max_seq_len: int | None = None, allow_untest
     if declared:
         faults.append(f"{declared[0]} is not a causal language model")
     if not tested and not allow_untested:
-        faults.append(f"it is not a tested architecture; supported are {', '.join(sorted(TESTED.values()))}")
+        hint = "" if faults else "; allow_untested: true beside the model's source tries it all the same"
+        faults.append(f"it is not a tested architecture; supported are {', '.join(sorted(TESTED.values()))}{hint}")
     if faults:
         raise UnsupportedModelError(f"{architecture(config)}: {'; '.join(faults)}")
 

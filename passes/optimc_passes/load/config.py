@@ -71,7 +71,7 @@ def _find_classes(model_type: str, raw: Mapping[str, Any], path: Path) -> tuple[
     if model_type not in CONFIG_MAPPING:
         hint = "unknown to transformers " + __version__
         if raw.get("auto_map"):
-            hint += "; the checkpoint brings its own Python code, read it and set trust_remote_code: true to run it"
+            hint += "; the checkpoint's own Python code defines it, and optimc exports transformers' classes only"
         raise UnsupportedModelError(f"{path}: model_type '{model_type}' is {hint}")
     config_class = CONFIG_MAPPING[model_type]
     if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:

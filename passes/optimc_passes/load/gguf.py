@@ -6,15 +6,16 @@ GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Quantized tenso
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from optimc.errors import CheckpointError, MissingExtraError, OptimcError, UnsupportedModelError
+from optimc.storage import storing
 from optimc.wording import one_line
 from optimc_passes.load.config import CONFIG_NAME
 from optimc_passes.load.digest import file_sha256
@@ -41,35 +42,29 @@ _CONFIG_ATTRIBUTES: Mapping[str, str] = {
 def convert_gguf(path: Path, cache_dir: Path, check_config: Callable[[Any], None]) -> Path:
     """Return a folder with config.json, model.safetensors (float32) and tokenizer files made from a .gguf file.
 
-    The folder is kept in `cache_dir` under the file's SHA-256 and reused. `check_config` sees the configuration before
-    any tensor is expanded and may refuse it by raising.
+    The folder is kept in `cache_dir` under the file's SHA-256 and reused while it is unharmed. `check_config` sees the
+    configuration before any tensor is expanded and may refuse it by raising.
 
     Raises CheckpointError if the file is no GGUF or damaged, UnsupportedModelError if transformers does not read its
     architecture or would drop something the model computes with.
     """
     _check_magic(path)
-    folder = cache_dir / "gguf" / f"{file_sha256(path)}-{CONVERTER_VERSION}"
-    if folder.is_dir():
+    # Not at the top: the cache reads weights with this package.
+    from optimc_passes.cache_entry import EntryWriter, read_entry
+
+    key = f"{file_sha256(path)}-{CONVERTER_VERSION}"
+    folder = cache_dir / "gguf" / key
+    if read_entry(folder) is not None:
         return folder
     metadata, tensor_names = _read_outline(path)
     config = _build_config(path, metadata)
     check_config(config)
-    work = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        work.mkdir(parents=True)
-        _write_weights(path, config, tensor_names, work)
-        _write_config(config, work)
-        _write_tokenizer(path, work)
-        try:
-            work.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise somebody else converted the same file meanwhile
-                raise
-    except OSError as error:
-        raise CheckpointError(f"{folder}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return folder
+    with EntryWriter(cache_dir, "gguf", key) as entry:
+        with storing("the converted checkpoint", entry.folder, SafetensorError):
+            _write_weights(path, config, tensor_names, entry.folder)
+            _write_config(config, entry.folder)
+            _write_tokenizer(path, entry.folder)
+        return entry.commit({"source": path.name})
 
 
 def read_gguf_config(path: Path) -> Any:

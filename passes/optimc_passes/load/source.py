@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimc.errors import CheckpointError
+from optimc.local_path import local_path
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -42,11 +43,12 @@ def find_source(model: str | Path, revision: str | None) -> Source:
 
     Raises CheckpointError if it can be none of the three, or if a revision is asked of something on disk.
     """
-    path = Path(model).expanduser()
+    found = local_path(model)
+    path = found or Path(model)
     source: Source | None = None
-    if path.is_dir():
+    if found is not None and found.is_dir():
         source = FolderSource(path)
-    elif path.is_file():
+    elif found is not None and found.is_file():
         if path.suffix.lower() != ".gguf":
             raise CheckpointError(f"{path}: a model is a folder, a .gguf file or a hub id, not this kind of file")
         source = GgufSource(path)

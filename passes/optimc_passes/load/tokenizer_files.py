@@ -78,7 +78,10 @@ def _through_transformers(folder: Path) -> Tokenizer:
 def _read_chat_template(folder: Path, config: Mapping[str, Any], notes: list[str]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path}: not UTF-8 text (byte {error.start})") from error
     template = read_optional_json_object(folder / "chat_template.json").get("chat_template")
     template = config.get("chat_template") if template is None else template
     if template is None or isinstance(template, str):

@@ -7,6 +7,7 @@ so memory holds each of them once.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,8 +42,8 @@ class OnnxRuntimeExecutor:
         """Check the plan, create the session and allocate the pool.
 
         `kv_memory_bytes` defaults to the manifest's, `threads` to one per physical core. Raises PlanTargetError if the
-        plan wants another backend, version or cache type, or the memory does not hold one block; PlanCorruptError if
-        its program is damaged; MissingExtraError if ONNX Runtime is not installed.
+        plan wants another backend, version or cache type, or the memory does not hold one block or exceeds the
+        machine's; PlanCorruptError if its program is damaged; MissingExtraError if ONNX Runtime is not installed.
         """
         manifest = plan.manifest
         runtime = _checked_runtime(plan)
@@ -63,6 +64,10 @@ class OnnxRuntimeExecutor:
             raise PlanTargetError(
                 f"{plan.path}: a KV pool of {memory:,} bytes holds no block; "
                 f"one block of {self._block_size} tokens takes {bytes_per_block:,} bytes, raise kv_memory"
+            )
+        if memory > (physical := _physical_bytes()):
+            raise PlanTargetError(
+                f"{plan.path}: a KV pool of {memory:,} bytes exceeds this machine's {physical:,}; lower kv_memory"
             )
         self._pool_info = KvPoolInfo(num_blocks, self._block_size, bytes_per_block)
         self._null_row = num_blocks * self._block_size
@@ -137,6 +142,11 @@ class OnnxRuntimeExecutor:
         outputs = dict(zip(self._output_names, self._binding.get_outputs(), strict=True))
         self._binding.clear_binding_outputs()
         return outputs
+
+
+def _physical_bytes() -> int:
+    """Memory of this machine. The system promises more than that, and ends the process when the pool fills."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _checked_runtime(plan: Plan) -> ModuleType:

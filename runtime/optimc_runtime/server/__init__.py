@@ -7,6 +7,6 @@ engine, `generate` words the reply through the endpoint's shape (`chat`, `comple
 from optimc_runtime.server.app import build_app
 from optimc_runtime.server.client import EngineClient
 from optimc_runtime.server.options import ServerOptions
-from optimc_runtime.server.serve import HttpServer, serve
+from optimc_runtime.server.serve import HttpServer, check_address, serve
 
-__all__ = ["EngineClient", "HttpServer", "ServerOptions", "build_app", "serve"]
+__all__ = ["EngineClient", "HttpServer", "ServerOptions", "build_app", "check_address", "serve"]

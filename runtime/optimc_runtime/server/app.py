@@ -76,6 +76,7 @@ def build_app(
     )
     # A redirect from /v1/models/ would turn a POST's mistake into something that looks like success.
     app.router.redirect_slashes = False
+    app.state.abort_all = context.abort_all
     return app
 
 

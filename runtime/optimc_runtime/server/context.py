@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from optimc_runtime.server.client import EngineClient, PromptTemplate
 from optimc_runtime.server.errors import ApiError
 from optimc_runtime.server.metrics import ServerMetrics
 from optimc_runtime.server.options import ServerOptions
+from optimc_runtime.server.submission import Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,13 @@ class ServerContext:
     metrics: ServerMetrics
     created_s: int
     """Start of the server, seconds since the epoch."""
+    submissions: WeakSet[Submission] = field(default_factory=WeakSet)
+    """What is being answered now, and perhaps what has just been."""
+
+    def abort_all(self) -> None:
+        """End every request that is being answered; its client is told (503, or an error event in a stream)."""
+        for submission in tuple(self.submissions):
+            submission.abort()
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError 404 unless `name` is the served model; None asks for whatever is served."""

@@ -69,6 +69,7 @@ async def reply(context: ServerContext, request: Request, work: Work, shape: Rep
     name = f"{shape.id_prefix}-{uuid.uuid4().hex}"
     head = {"id": name, "created": int(time.time()), "model": context.model_name}
     submission = Submission(context.engine, context.metrics)
+    context.submissions.add(submission)
     streams = False
     try:
         submission.start(name, work.prompts, work.choices, work.fields.cache_salt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -19,13 +21,19 @@ from optimc_runtime.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 OnReady = Callable[[str], None]
 """Called once with the server's base URL when it accepts connections."""
 
 
+ABORT_GRACE_S = 5
+"""How long aborted requests may take to tell their clients: a step of the engine, and the way back."""
+
+
 class HttpServer:
-    """A bound port and the loop that will answer on it. Raises ConfigError if the address cannot be had.
+    """A bound port and the loop that will answer on it, for an app of `build_app`. Raises ConfigError if the address
+    cannot be had.
 
     The port is taken on construction, so `url` is final even for port 0.
     """
@@ -43,7 +51,7 @@ class HttpServer:
         address, bound_port = self._socket.getsockname()[:2]
         self.url = f"http://[{address}]:{bound_port}" if ":" in address else f"http://{address}:{bound_port}"
         config = uvicorn.Config(
-            app,
+            _ending_quietly(app),
             loop="asyncio",
             http=DeadlineProtocol,
             ws="none",
@@ -54,9 +62,14 @@ class HttpServer:
             # The peer's own word about its address would end up in logs only, and should not.
             proxy_headers=False,
             server_header=False,
-            timeout_graceful_shutdown=drain_timeout_s,
+            timeout_graceful_shutdown=drain_timeout_s + ABORT_GRACE_S,
         )
-        self._server = _DrainingServer(config, lambda: on_ready(self.url) if on_ready is not None else None)
+        self._server = _DrainingServer(
+            config,
+            on_started=lambda: on_ready(self.url) if on_ready is not None else None,
+            drain_timeout_s=drain_timeout_s,
+            on_drain_timeout=app.state.abort_all,
+        )
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`; then refuse new connections and finish what runs, or time out.
@@ -89,12 +102,34 @@ def serve(
     HttpServer(app, host=host, port=port, drain_timeout_s=drain_timeout_s, on_ready=on_ready).run()
 
 
-class _DrainingServer(uvicorn.Server):
-    """uvicorn, returning to its caller after a signal instead of raising the signal once more."""
+def check_address(host: str, port: int) -> None:
+    """Raise ConfigError if `host:port` cannot be bound now: worth knowing before a model is loaded for it."""
+    _listen(host, port).close()
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+
+class _DrainingServer(uvicorn.Server):
+    """uvicorn, returning to its caller after a signal instead of raising the signal once more, and telling clients
+    when it does not wait for their answers any longer."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        on_started: Callable[[], None],
+        drain_timeout_s: int,
+        on_drain_timeout: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._drain_timeout_s = drain_timeout_s
+        self._on_drain_timeout = on_drain_timeout
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self._drain_timeout_s, self._on_drain_timeout)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -114,6 +149,18 @@ class _DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+def _ending_quietly(app: ASGIApp) -> ASGIApp:
+    """Wrap `app`: a reply that is cancelled, as by a second Ctrl-C, is no fault whose traceback belongs in the log."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            return
+
+    return answer
+
+
 def _listen(host: str, port: int) -> socket.socket:
     # Left to the system's resolver, 70000 becomes 4464.
     if not 0 <= port <= 65535:
@@ -128,7 +175,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        fault = Fault("port", f"cannot listen on {host}:{port}: {error.strerror}; choose another --port")
+        field = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+        fault = Fault(field, f"cannot listen on {host}:{port}: {error.strerror}; choose another --{field}")
         raise ConfigError("server", [fault]) from None
     listener.set_inheritable(False)
     return listener

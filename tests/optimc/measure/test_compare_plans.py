@@ -137,6 +137,16 @@ def test_measurements_are_kept_by_plan_and_configuration(world):
     assert world.journal == ["load original", "open b", "close b"]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [({"prompt_tokens": 5000}, "5000 prompt . 3 output tokens exceed"), ({"length": 5000}, "windows of 5000 tokens")],
+)
+def test_lengths_a_plan_cannot_serve_are_refused_before_anything_is_measured(world, lengths, said):
+    with pytest.raises(MeasureError, match=rf"b: .*{said}"):
+        world.compare(world.plan("a", max_seq_len=8192), world.plan("b"), config=replace(CONFIG, **lengths))
+    assert world.journal == []
+
+
 def test_other_limits_are_another_measurement(world):
     world.compare(world.plan("a"))
     world.journal.clear()

@@ -59,6 +59,7 @@ def test_json_has_exactly_the_documented_keys(engine):
 
 def test_without_reference_the_rest_is_null_and_says_why(engine):
     result = evaluate(engine, WINDOWS, None, note="the original is gone")
+    assert result.to_json()["note"] == "the original is gone", "nulls need their reason"
     assert result.perplexity == pytest.approx(evaluate(engine, WINDOWS, Bigram(ORIGINAL)).perplexity)
     assert (result.reference_perplexity, result.kl_mean, result.top1_agreement) == (None, None, None)
     assert result.to_quality() is None

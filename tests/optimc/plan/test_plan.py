@@ -1,14 +1,16 @@
 """The plan file: written in one step, read without copying, refused in words."""
 
+import errno
 import json
 import os
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from optimc.errors import PlanCorruptError, PlanError, PlanVersionError
+from optimc.errors import PlanCorruptError, PlanError, PlanVersionError, StorageError
 from optimc.plan import (
     FORMAT_VERSION,
     KvLayer,
@@ -18,9 +20,12 @@ from optimc.plan import (
     ModelInfo,
     Plan,
     PlanTensor,
+    Quality,
     Source,
     TargetInfo,
     TokenIds,
+    looks_like_a_plan,
+    record_quality,
     write_plan,
 )
 from optimc.plan.container import ALIGNMENT
@@ -211,3 +216,61 @@ def test_content_hash_follows_the_bytes_not_the_manifest(tmp_path, manifest):
     write_plan(tmp_path / "c", manifest, [PlanTensor.from_array("x", b)])
     hashes = [Plan.open(tmp_path / name).content_hash for name in "abc"]
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_recorded_quality_is_in_the_plan_and_changes_nothing_else(path):
+    with Plan.open(path) as plan:
+        before = plan.content_hash
+    quality = Quality(perplexity=16.0, reference_perplexity=15.0, kl_mean=0.1, top1_agreement=0.9, tokens=511)
+    record_quality(path, quality)
+    with Plan.open(path, verify=True) as plan:
+        assert plan.manifest.quality == quality
+        assert plan.content_hash == before
+        for name, array in ARRAYS.items():
+            np.testing.assert_array_equal(plan.tensor(name), array)
+    assert os.listdir(path.parent) == ["engine.plan"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, manifest):
+    left = tmp_path / ".e.plan.abcdefgh.tmp"
+    left.write_bytes(b"half a plan")
+    other = tmp_path / ".other.plan.abcdefgh.tmp"
+    other.write_bytes(b"half of another plan")
+    write_plan(tmp_path / "e.plan", manifest, [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "e.plan"]
+
+
+def test_a_writer_at_work_keeps_its_file(tmp_path, manifest):
+    def write_again():
+        write_plan(tmp_path / "e.plan", manifest, [])
+        return np.zeros(3, np.uint8)
+
+    write_plan(tmp_path / "e.plan", manifest, [PlanTensor("outer", "U8", (3,), write_again)])
+    assert [path.name for path in tmp_path.iterdir()] == ["e.plan"]
+    assert "outer" in Plan.open(tmp_path / "e.plan")
+
+
+def test_a_refusal_of_the_system_is_said_in_words(tmp_path, manifest, monkeypatch):
+    def full(_file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"the plan cannot be written to .*e\.plan: No space left on device"):
+        write_plan(tmp_path / "e.plan", manifest, [])
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="the plan cannot be written"):
+        write_plan(tmp_path / "file" / "e.plan", manifest, [])
+
+
+def test_a_name_as_long_as_the_file_system_allows_is_fine(tmp_path, manifest):
+    write_plan(tmp_path / ("x" * 255), manifest, [])
+
+
+def test_only_plans_and_empty_files_look_like_one(tmp_path, manifest):
+    write_plan(tmp_path / "e.plan", manifest, [])
+    (tmp_path / "empty").touch()
+    (tmp_path / "notes.txt").write_text("not to be lost")
+    names = ("e.plan", "empty", "notes.txt", "absent", ".")
+    assert [looks_like_a_plan(tmp_path / name) for name in names] == [True, True, False, False, False]
+    assert not looks_like_a_plan(Path(os.devnull))

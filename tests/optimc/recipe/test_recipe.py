@@ -179,3 +179,34 @@ def test_every_shipped_recipe_loads(path):
 
     recipe = load_recipe(path, pass_configs={name: entry.config_type for name, entry in PASSES.items()})
     assert recipe.name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("010", 10), ("0o10", 8), ("0x10", 16), ("+3", 3)],
+)
+def test_numbers_are_those_of_yaml_1_2(load, written, meant):
+    assert load(GOOD.replace("max_seqs: 4", f"max_seqs: {written}")).limits.max_seqs == meant
+
+
+def test_a_date_and_a_time_are_words(load):
+    assert load(GOOD.replace("name: tiny", "name: 2024-01-31")).name == "2024-01-31"
+    assert any("got '1:30'" in fault for fault in faults(load, GOOD.replace("max_seqs: 4", "max_seqs: 1:30")))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (GOOD.replace("512MiB", "9" * 400 + "GiB"), "limits.kv_memory: input should be less than or equal to"),
+        (GOOD.replace("max_seqs: 4", "max_seqs: " + "9" * 30), "limits.max_seqs: input should be less than or equal"),
+        (GOOD.replace("tiny", "ti\0ny"), "not valid YAML: unacceptable character"),
+        (GOOD + "3: 4\n", "line 8: 3: keys should be strings"),
+    ],
+)
+def test_absurd_values_are_faults_like_any_other(load, wrong, message):
+    assert any(message in fault for fault in faults(load, wrong))
+
+
+def test_only_plain_digits_are_a_position(load):
+    assert any("no pass '²'" in fault for fault in faults(load, GOOD, "passes.².bits=8"))
+    assert any("unacceptable character" in fault for fault in faults(load, GOOD, "name=a\0"))

@@ -23,7 +23,7 @@ def test_missing_config_is_named(folder):
         read(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", ""])
+@pytest.mark.parametrize("text", ["{", "[1]", "", "[" * 100_000], ids=["open", "list", "empty", "deep"])
 def test_damaged_config_is_named(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json: (not valid JSON|holds a list)"):
@@ -88,7 +88,7 @@ def test_own_code_of_a_known_family_is_not_run(folder, tools):
 def test_own_code_of_an_unknown_family_is_refused_in_words(folder, tools):
     tools.edit_json(folder / "config.json", auto_map=OWN_CODE, model_type="own_llama")
     write_own_code(folder, "raise RuntimeError('was run')")
-    with pytest.raises(UnsupportedModelError, match="set trust_remote_code: true to run it"):
+    with pytest.raises(UnsupportedModelError, match="exports transformers' classes only"):
         read(folder)
 
 
@@ -117,3 +117,11 @@ def test_raw_keeps_what_the_file_says(folder, tools):
     loaded = read(folder)
     assert "eos_token_id" not in loaded.raw
     assert loaded.raw == json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("names", ["LlamaForCausalLM", [3], {"a": 1}])
+def test_architectures_that_are_no_list_of_names_are_refused(folder, names):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": names}))
+    with pytest.raises(CheckpointError, match="architectures must be a list of class names"):
+        read(folder)

@@ -134,7 +134,7 @@ def test_a_failed_conversion_leaves_nothing_behind(write, load, monkeypatch, tmp
     monkeypatch.setattr(module, "_write_tokenizer", fail)
     with pytest.raises(CheckpointError, match="no more"):
         load(write())
-    assert list((tmp_path / "cache" / "gguf").iterdir()) == []
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
 
 def test_config_is_checked_before_tensors_are_expanded(write, load, monkeypatch):
@@ -220,3 +220,14 @@ def test_the_real_model_has_the_perplexity_transformers_has(load):
             losses.append(torch.nn.functional.cross_entropy(logits, ids[1:]).item())
     # The figure belongs to the topics of Python 3.11; other versions reword some of them.
     assert math.exp(np.mean(losses)) == pytest.approx(15.09, rel=0.02)
+
+
+def test_a_harmed_conversion_is_made_again(write, load, tmp_path):
+    path = write()
+    expected = load(path).digest
+    (kept,) = (tmp_path / "cache" / "gguf").iterdir()
+    weights = kept / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert load(path).digest == expected

@@ -131,3 +131,9 @@ def test_special_tokens_come_from_both_files_and_both_spellings(folder, tools):
 def test_no_side_files_is_no_special_tokens(folder):
     (folder / "tokenizer_config.json").unlink()
     assert read(folder)[0].special_tokens == {}
+
+
+def test_a_template_that_is_no_text_is_refused(folder):
+    (folder / "chat_template.jinja").write_bytes(b"ab\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: not UTF-8 text \(byte 2\)"):
+        read(folder)

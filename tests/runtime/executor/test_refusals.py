@@ -70,6 +70,11 @@ def test_memory_for_less_than_a_block_is_refused(decoder: Any, make_plan: Callab
         load_executor(make_plan(decoder), kv_memory_bytes=1000)
 
 
+def test_memory_beyond_the_machines_is_refused(decoder: Any, make_plan: Callable[..., Plan]) -> None:
+    with pytest.raises(PlanTargetError, match=r"exceeds this machine's [\d,]+; lower kv_memory"):
+        load_executor(make_plan(decoder), kv_memory_bytes=1 << 50)
+
+
 def test_a_damaged_program_section_is_refused(decoder: Any, make_plan: Callable[..., Plan]) -> None:
     with pytest.raises(PlanCorruptError, match=r"program section is damaged \(model: "):
         load_executor(make_plan(decoder, program={}))

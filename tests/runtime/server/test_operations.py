@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from optimc.errors import ConfigError
-from optimc_runtime.server import HttpServer, ServerOptions, build_app, serve
+from optimc_runtime.server import HttpServer, ServerOptions, build_app, check_address, serve
 
 
 def test_the_model_is_listed_with_its_length(served):
@@ -127,6 +127,22 @@ def test_a_taken_port_is_one_clear_error(engine, template):
             serve(engine, model_name="m", port=port)
 
 
+def test_a_taken_port_is_known_before_a_model_is_loaded():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="choose another --port"):
+            check_address("127.0.0.1", port)
+    check_address("127.0.0.1", port)
+    check_address("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_no_fault_of_the_port():
+    with pytest.raises(ConfigError, match="choose another --host"):
+        check_address("203.0.113.1", 0)
+
+
 @pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 0), ("127.0.0.1", 70000), ("127.0.0.1", -1)])
 def test_an_impossible_address_is_one_clear_error(engine, host, port):
     with pytest.raises(ConfigError):
@@ -173,6 +189,22 @@ def test_draining_gives_up_after_its_time(engine, template, script, start_server
         received += part
     connection.close()
     assert b"[DONE]" not in received, "a cut answer must not look finished"
+    assert b'"code":"aborted"' in received
+
+
+def test_a_whole_answer_cut_by_the_drain_timeout_says_so(engine, template, script, start_server, caplog):
+    engine.script = script(pieces=["a"] * 1000, delay_s=0.05)
+    replies = []
+    with start_server(engine, template, ServerOptions()) as served:
+        post = partial(httpx.post, f"{served.url}/v1/completions", trust_env=False, timeout=20)
+        running = threading.Thread(target=lambda: replies.append(post(json={"prompt": "a"})))
+        running.start()
+        while not engine.submitted:
+            time.sleep(0.01)
+    running.join(5)
+    assert replies[0].status_code == 503
+    assert replies[0].json()["error"]["code"] == "aborted"
+    assert not [record for record in caplog.records if record.exc_info], "no fault of ours, no traceback"
 
 
 PROGRAM = """
@@ -196,6 +228,42 @@ class Engine:
 serve(Engine(), model_name="m", port=0, on_ready=lambda url: print("ready", url, flush=True))
 print("closed cleanly", flush=True)
 """
+
+
+def test_a_second_interrupt_ends_at_once_without_a_traceback():
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(PROGRAM)
+            .replace("sleep(1.0)", "sleep(30)")
+            .replace("(target=play)", "(target=play, daemon=True)"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        _, url = process.stdout.readline().split()
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            post = threading.Thread(target=lambda: _failing(client.post, "/v1/completions", json={"prompt": [1, 2]}))
+            post.start()
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
+            post.join(10)
+        assert process.returncode == 0
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
+
+
+def _failing(function, *arguments, **options):
+    with pytest.raises(httpx.HTTPError):
+        function(*arguments, **options).raise_for_status()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -50,7 +50,5 @@ def test_many_messages_that_fit_alone_are_refused_early_together():
 
 def test_a_text_of_long_tokens_that_fits_is_taken():
     tokenizer = RunTokenizer(64)
-    (ids,) = asyncio.run(
-        completion_prompts([" " * 60 * MAX_SEQ_LEN], tokenizer, vocab_size=9, max_seq_len=MAX_SEQ_LEN)
-    )
+    (ids,) = asyncio.run(completion_prompts([" " * 60 * MAX_SEQ_LEN], tokenizer, vocab_size=9, max_seq_len=MAX_SEQ_LEN))
     assert len(ids) == 60
