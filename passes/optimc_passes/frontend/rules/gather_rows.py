@@ -10,7 +10,7 @@ from onnxscript.rewriter.pattern import MatchResult, RewriteRuleClassBase
 from optimc_passes.frontend.rules.constants import constant_ints
 
 
-class GatherRows(RewriteRuleClassBase):  # type: ignore[misc]
+class GatherRows(RewriteRuleClassBase):
     """Fuses Transpose, GatherND, Transpose into Gather(x, rows, axis=1) for x [1, T, C] and rows [R]."""
 
     def pattern(self, op: Any, x: Any, rows: Any, axes: Any) -> Any:

@@ -10,7 +10,7 @@ from onnxscript.rewriter.pattern import MatchResult, RewriteRuleClassBase
 from optimc_passes.frontend.rules.constants import constant_ints
 
 
-class MergeReshapes(RewriteRuleClassBase):  # type: ignore[misc]
+class MergeReshapes(RewriteRuleClassBase):
     """Drops the inner of two reshapes, and both if the outer restores the first one's input.
 
     A -1 in the outer shape means the same before and after, because the number of elements does not change.

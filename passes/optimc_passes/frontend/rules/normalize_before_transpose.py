@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxscript.rewriter.pattern import MatchResult, RewriteRuleClassBase
 
 
-class NormalizeBeforeTranspose(RewriteRuleClassBase):  # type: ignore[misc]
+class NormalizeBeforeTranspose(RewriteRuleClassBase):
     """Swaps RMSNormalization over the last axis with a Transpose that keeps that axis last."""
 
     def pattern(self, op: Any, x: Any, scale: Any) -> Any:

@@ -10,7 +10,7 @@ from onnxscript.rewriter.pattern import MatchResult, RewriteRuleClassBase
 from optimc_passes.frontend.rules.constants import constant_ints, constant_scalar
 
 
-class RmsNormalization(RewriteRuleClassBase):  # type: ignore[misc]
+class RmsNormalization(RewriteRuleClassBase):
     """Fuses the float32 form every transformers RMSNorm exports to, the scale on either side of the product."""
 
     def __init__(self, name: str, *, scale_first: bool) -> None:

@@ -58,7 +58,7 @@ class _Table:
         return op.Mul(table, op.Constant(value=ir.tensor(np.float32(self.factor))))
 
 
-class Rotary(RewriteRuleClassBase):  # type: ignore[misc]
+class Rotary(RewriteRuleClassBase):
     """Fuses x * cos + rotate_half(x) * sin for x [1, H, T, D] into RotaryEmbedding over half tables."""
 
     def __init__(self, name: str) -> None:
@@ -98,7 +98,7 @@ class Rotary(RewriteRuleClassBase):  # type: ignore[misc]
         return op.RotaryEmbedding(x, half_cos, half_sin)
 
 
-class PartialRotary(RewriteRuleClassBase):  # type: ignore[misc]
+class PartialRotary(RewriteRuleClassBase):
     """Folds "rotate the first channels of x, keep the rest" into the operator's rotary_embedding_dim."""
 
     def pattern(self, op: Any, x: Any, cos: Any, sin: Any, low: Any, middle: Any, high: Any, axes: Any) -> Any:
@@ -123,7 +123,7 @@ class PartialRotary(RewriteRuleClassBase):  # type: ignore[misc]
         return op.RotaryEmbedding(x, cos, sin, rotary_embedding_dim=rotated_channels[0])
 
 
-class PackedRotary(RewriteRuleClassBase):  # type: ignore[misc]
+class PackedRotary(RewriteRuleClassBase):
     """Moves RotaryEmbedding from [1, H, T, D] to packed heads [1, T, H*D], where no transpose is needed."""
 
     def pattern(self, op: Any, x: Any, cos: Any, sin: Any, shape: Any) -> Any:
