@@ -41,9 +41,10 @@ test: $(READY) $(MODEL) lint
 test-all: $(READY) $(MODEL) lint
 	$(BIN)/python -m pytest -m "not gpu"
 
-# Builds two recipes of a real model, measures both, prints the latency/quality table, asks the server a question.
+# Builds two recipes of a real model, measures both (shorter than `make bench` does, to be done in minutes), prints the latency/quality table, asks the server a question.
 quickstart: $(READY) $(MODEL)
-	$(BIN)/optimc compare recipes/smollm2-fp32.yaml recipes/smollm2-int4.yaml --output-dir plans
+	$(BIN)/optimc compare recipes/smollm2-fp32.yaml recipes/smollm2-int4.yaml --output-dir plans \
+	  --prompt-tokens 256 --output-tokens 32 --requests 4 --windows 8
 	$(BIN)/python examples/ask_server.py plans/smollm2-fp32.plan "What is the capital of France?" --expect Paris
 
 bench: $(READY) $(MODEL)

@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from optimc.build import BuildOptions, build_recipe
 from optimc.plan import Plan
+from optimc_passes.calibrate import evaluation_windows
 from optimc_runtime.chat_template import ChatTemplate
+from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 from optimc_runtime.request import SamplingParams
 
@@ -76,6 +79,28 @@ def test_the_bench_measures_what_it_says(cli, fp32):
     assert figures["output_tokens_per_s"] > 0
     assert figures["prefill_tokens_per_s"] > 0
     assert figures["prefix_hit_rate"] == 0
+
+
+@pytest.mark.slow
+def test_64_requests_together_get_what_each_gets_alone(fp32):
+    with Plan.open(fp32) as plan:
+        text = evaluation_windows(plan.blob("tokenizer/tokenizer.json"), windows=4).ravel()
+    rng = np.random.default_rng(5)
+    starts, lengths = rng.integers(0, len(text) - 200, 64), rng.integers(1, 200, 64)
+    prompts = [text[start : start + length].tolist() for start, length in zip(starts, lengths, strict=True)]
+    params = [SamplingParams(temperature=0.0, max_tokens=int(n), ignore_eos=True) for n in rng.integers(8, 17, 64)]
+    with Engine.load(fp32, EngineConfig(prefix_cache=False)) as engine:
+        alone = [engine.generate([prompt], each)[0].text for prompt, each in zip(prompts, params, strict=True)]
+    block_bytes = 16 * 11520 * 4
+    for config, preempts in ((EngineConfig(), False), (EngineConfig(kv_memory_bytes=30 * block_bytes), True)):
+        with Engine.load(fp32, config) as engine:
+            together = [generation.text for generation in engine.generate(prompts, params)]
+            stats = engine.stats()
+            engine.scheduler.check_integrity()
+        assert together == alone
+        assert (stats.preemptions > 0) == preempts
+        assert stats.blocks_used == 0
+        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
 
 
 @pytest.mark.slow
