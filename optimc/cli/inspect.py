@@ -84,7 +84,9 @@ def _summary(manifest: Manifest, size_bytes: int) -> Table:
 
 
 def _passes(manifest: Manifest) -> Table:
-    table = Table("pass", "options", "seconds", "figures", "decisions")
+    table = Table()
+    for heading in ("pass", "options", "seconds", "figures", "decisions"):
+        table.add_column(heading, overflow="fold")
     for report in manifest.passes:
         table.add_row(
             report.name,

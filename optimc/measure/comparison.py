@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -91,12 +92,17 @@ class Comparison:
         }
 
     def table(self) -> RenderableType:
-        """Return the comparison for a terminal."""
-        table = Table()
-        for number, heading in enumerate(self._headings()):
-            table.add_column(heading, justify="left" if number == 0 else "right")
+        """Return the comparison for a terminal, 80 characters wide if need be."""
+        # No frame, one space between the columns, the mark before the name: only names may be folded, never figures.
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        first, *others, _mark = self._headings()
+        table.add_column(f"  {first}", overflow="fold", min_width=14)
+        for heading in others:
+            table.add_column(heading.replace(" ", "\n").replace("perplexity", "ppl"), justify="right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*_cells(row), style="red" if row.problems else "bold" if row.on_front else None)
+            name, *figures, mark = _cells(row)
+            style = "red" if row.problems else "bold" if row.on_front else None
+            table.add_row(f"{mark or ' '} {name}", *figures, style=style)
         problems = [Text(line, style="red") for line in self._problems()]
         return Group(*problems, table, *(Text(line, style="dim") for line in self._footnotes()))
 
@@ -116,7 +122,11 @@ class Comparison:
         return [f"{row.name}: {problem}" for row in self.rows for problem in row.problems]
 
     def _footnotes(self) -> list[str]:
-        lines = [f"{self.setting}; TTFT and TPOT are medians at the lowest concurrency", FRONT_MEANING]
+        lines = [
+            self.setting,
+            "TTFT, TPOT: medians at the lowest concurrency; tok/s @n: output tokens at concurrency n; ppl: perplexity",
+            FRONT_MEANING,
+        ]
         lines += [f"{row.name}: {row.measurement.quality.note}" for row in self.rows if row.measurement.quality.note]
         earlier = [f"{row.name} ({row.measurement.measured_at})" for row in self.rows if row.cached]
         if earlier:
@@ -141,7 +151,7 @@ def _cells(row: Row) -> list[str]:
         _shown(load.tpot_p50_ms, ",.2f"),
         *(_shown(each.output_tokens_per_s, ",.1f") for each in row.measurement.loads),
         f"{quality.perplexity:.3f}",
-        _shown(quality.kl_mean, ".2e"),
+        _shown(quality.kl_mean, ".3g"),
         _shown(quality.top1_agreement, ".2%"),
         "✗" if row.problems else "●" if row.on_front else "",
     ]
