@@ -49,8 +49,10 @@ quickstart: $(READY) $(MODEL)
 
 bench: $(READY) $(MODEL)
 	mkdir -p benchmarks/results
-	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --fresh --json > benchmarks/results/recipes.json
-	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --markdown > benchmarks/results/recipes.md
+	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --requests 8 --fresh --json > benchmarks/results/.new
+	mv benchmarks/results/.new benchmarks/results/recipes.json
+	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --requests 8 --markdown > benchmarks/results/.new
+	mv benchmarks/results/.new benchmarks/results/recipes.md
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
