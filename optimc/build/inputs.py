@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimc.build.references import check_references, find_model
 from optimc.errors import ConfigError, Fault, MissingExtraError
-from optimc.local_path import local_path
 from optimc.plan import looks_like_a_plan
 from optimc.recipe import Recipe, load_recipe
 from optimc.recipe.model import PassConfigs
@@ -83,23 +83,24 @@ def pass_configs() -> PassConfigs:
 def read_inputs(recipe_path: Path, options: BuildOptions) -> BuildInputs:
     """Load the recipe and everything that can be checked without the model.
 
-    Raises MissingExtraError without the compiler's packages, ConfigError with all faults at once: in the recipe, in
-    the order of its passes, a model that is not there.
+    Raises MissingExtraError without the compiler's packages, ConfigError with all faults at once: in the recipe
+    and in what it refers to.
     """
     require_compiler("building a plan")
     configs = pass_configs()
-    from optimc_passes.pipeline import check_order
     from optimc_passes.registry import make_pass
 
-    recipe = load_recipe(recipe_path, pass_configs=configs, overrides=options.overrides)
+    recipe = load_recipe(
+        recipe_path,
+        pass_configs=configs,
+        overrides=options.overrides,
+        check=lambda data: check_references(data, recipe_path),
+    )
     passes = tuple(
         make_pass(spec.name, spec.options, where=f"passes[{index}]") for index, spec in enumerate(recipe.passes)
     )
-    faults = check_order(passes)
-    model, missing = _find_model(recipe.model.source, recipe_path)
-    faults += [missing] if missing else []
-    if faults:
-        raise ConfigError(str(recipe_path), faults)
+    model = find_model(recipe.model.source, recipe_path)
+    assert model is not None, "check_references has found it"
     output = options.output or Path(f"{recipe.name}.plan")
     faults = _check_places(output, options)
     if faults:
@@ -129,17 +130,3 @@ def _check_places(output: Path, options: BuildOptions) -> list[Fault]:
         if reason is not None:
             faults.append(Fault(option, reason))
     return faults
-
-
-def _find_model(source: str, recipe_path: Path) -> tuple[str, Fault | None]:
-    """Return the model's local path, or the hub id as it is; a fault if it can be neither.
-
-    A relative path is looked up from the working directory first, then from the recipe's folder.
-    """
-    found = local_path(source, recipe_path.parent)
-    if found is not None:
-        return str(found), None
-    is_hub_id = source.count("/") == 1 and not source.endswith(".gguf") and not source.startswith((".", "~", "/"))
-    if is_hub_id:
-        return source, None
-    return source, Fault("model", f"'{source}' is neither a folder nor a .gguf file nor a hub id (organisation/name)")

@@ -61,18 +61,15 @@ def plan_build(recipe_path: Path, options: BuildOptions) -> BuildOutline:
 def check_model(inputs: BuildInputs, config: Any) -> int:
     """Return the engine's longest sequence in tokens.
 
-    Raises ConfigError if the recipe's limits exceed the model's or its target is unknown, UnsupportedModelError if
-    the frontend cannot export the model.
+    Raises ConfigError if the recipe's limits exceed the model's, UnsupportedModelError if the
+    frontend cannot export the model.
     """
-    from optimc_passes.emit import TARGETS
     from optimc_passes.frontend import check_supported
 
-    limits, backend = inputs.recipe.limits, inputs.recipe.target.backend
+    limits = inputs.recipe.limits
     trained = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     max_seq_len = trained if limits.max_seq_len is None else limits.max_seq_len
     faults = []
-    if backend not in TARGETS:
-        faults.append(Fault("target.backend", f"unknown target '{backend}'; known: {', '.join(sorted(TARGETS))}"))
     if max_seq_len is None:
         faults.append(Fault("limits.max_seq_len", "is required: the model's configuration names no longest sequence"))
     elif trained is not None and max_seq_len > trained:

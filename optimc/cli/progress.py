@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,8 +14,14 @@ from optimc.progress import Progress
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Yield a callback (done, total, label) that draws one bar per label; finished ones stay with their time."""
-    console = Console(stderr=True)
+    """Yield a callback (done, total, label) that draws one bar per label; finished ones stay with their time.
+
+    Without a terminal (a pipe, a log) it writes a line when a label begins and one when it is done.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield _Lines(console).report
+        return
     with bars.Progress(
         bars.SpinnerColumn(finished_text="✓"),
         bars.TextColumn("{task.description}"),
@@ -22,7 +29,6 @@ def progress_bar() -> Iterator[Progress]:
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
         console=console,
-        disable=not console.is_terminal,
     ) as progress:
         tasks = {}
 
@@ -32,3 +38,22 @@ def progress_bar() -> Iterator[Progress]:
             progress.update(tasks[label], completed=done, total=total)
 
         yield report
+
+
+class _Lines:
+    """Progress for logs: short work is one line, long work two."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._begun: dict[str, float] = {}
+        self._ended: set[str] = set()
+
+    def report(self, done: int, total: int, label: str) -> None:
+        if label not in self._begun:
+            self._begun[label] = time.monotonic()
+            self._console.print(f"{label} ...", markup=False)
+        if done >= total and label not in self._ended:
+            self._ended.add(label)
+            seconds = time.monotonic() - self._begun[label]
+            if seconds >= 1:
+                self._console.print(f"{label}: done in {seconds:.0f} s", markup=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,18 @@ from optimc.recipe.yaml_lines import LinedYaml, YamlPath, format_path, parse_yam
 
 MAX_RECIPE_BYTES = 1 << 20
 
+Finding = tuple[YamlPath, str]
+"""Where in the YAML something is wrong, and what."""
 
-def load_recipe(path: Path, *, pass_configs: PassConfigs, overrides: Sequence[str] = ()) -> Recipe:
-    """Read, override and check a recipe.
+
+def load_recipe(
+    path: Path,
+    *,
+    pass_configs: PassConfigs,
+    overrides: Sequence[str] = (),
+    check: Callable[[Mapping[str, Any]], Iterable[Finding]] = lambda _data: (),
+) -> Recipe:
+    """Read, override and check a recipe. `check` sees the parsed YAML and finds what only the caller can know.
 
     Raises ConfigError with all faults at once: what is wrong with the YAML's structure, with the overrides, with
     each field, with each pass's name and options.
@@ -37,6 +46,7 @@ def load_recipe(path: Path, *, pass_configs: PassConfigs, overrides: Sequence[st
     faults = [*parsed.duplicates, *faults]
     if not isinstance(data, dict):
         raise ConfigError(source, [*faults, Fault("", "a recipe is a mapping of keys to values", 1)])
+    faults += [Fault(format_path(where), message, parsed.line_of(where)) for where, message in check(data)]
     normal, pass_faults = _normalise_passes(data.get("passes"), parsed, pass_configs)
     faults += pass_faults
     recipe = _validate(data | ({"passes": normal} if "passes" in data else {}), parsed, faults)

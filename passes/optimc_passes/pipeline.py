@@ -59,18 +59,16 @@ class PipelineResult:
     reports: tuple[PassReport, ...]
 
 
-def check_order(passes: Sequence[Pass[Any]]) -> list[Fault]:
-    """Return a fault for every weight pass that comes after a graph pass."""
-    faults = []
+def check_order(passes: Sequence[Pass[Any] | type[Pass[Any]]]) -> list[tuple[int, str]]:
+    """Return position and message for every weight pass that comes after a graph pass."""
+    misplaced = []
     first_graph_pass: str | None = None
     for index, pass_ in enumerate(passes):
         if pass_.stage == "graph":
             first_graph_pass = first_graph_pass or pass_.name
         elif first_graph_pass is not None:
-            faults.append(
-                Fault(f"passes[{index}]", f"{pass_.name} changes weights and must come before {first_graph_pass}")
-            )
-    return faults
+            misplaced.append((index, f"{pass_.name} changes weights and must come before {first_graph_pass}"))
+    return misplaced
 
 
 def run_pipeline(
@@ -81,7 +79,7 @@ def run_pipeline(
     Raises ConfigError if their order cannot be, PassError if one fails, VerifyError if a graph is wrong after one,
     CheckpointError if weights and exported graph do not fit together, or a weight is not finite.
     """
-    faults = check_order(passes)
+    faults = [Fault(f"passes[{index}]", message) for index, message in check_order(passes)]
     if faults:
         raise ConfigError("passes", faults)
     check_finite_weights(artifact.weights)

@@ -37,6 +37,22 @@ def test_a_recipe_with_three_faults_reports_all_three(refused, make_recipe, tmp_
     assert message.count("line ") == 3
 
 
+def test_faults_in_what_a_recipe_refers_to_are_reported_with_the_others(refused, make_recipe, tmp_path):
+    recipe = make_recipe(
+        tmp_path / "r.yaml",
+        model="absent/really/deep",
+        target={"backend": "abacus"},
+        passes=["merge_qkv", "rtn", {"merge_gate_up": {"colour": "blue"}}],
+    )
+    message = refused("build", recipe)
+    assert "4 faults" in message
+    assert "target.backend: unknown target 'abacus'" in message
+    assert "model: 'absent/really/deep' is neither" in message
+    assert "passes[1]: rtn changes weights and must come before merge_qkv" in message
+    assert "passes[2].merge_gate_up.colour: unknown key" in message
+    assert message.count("line ") == 4
+
+
 def test_a_missing_shard_is_named(refused, make_recipe, tiny_model, tmp_path):
     folder = tmp_path / "sharded"
     tiny_model.save_pretrained(folder, max_shard_size="300KB")

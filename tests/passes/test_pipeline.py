@@ -83,7 +83,7 @@ def test_fusion_does_not_change_what_is_computed(build):
 
 def test_a_weight_pass_after_a_graph_pass_is_refused(build):
     passes = [make_pass(name, options) for name, options in (QKV, INT4, GATE_UP, COARSE)]
-    assert [fault.where for fault in check_order(passes)] == ["passes[1]", "passes[3]"]
+    assert [index for index, _ in check_order(passes)] == [1, 3]
     with pytest.raises(ConfigError, match="rtn changes weights and must come before merge_qkv"):
         build(QKV, INT4)
     assert build.computed == []

@@ -1,0 +1,48 @@
+"""What a recipe refers to and only the build knows: targets, passes' stages, the model's place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from optimc.local_path import local_path
+from optimc.recipe import TargetSpec
+from optimc.recipe.load import Finding
+
+
+def check_references(data: Mapping[str, Any], recipe_path: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the references of a parsed recipe. Parts of a wrong shape are others' to report."""
+    from optimc_passes.emit import TARGETS
+    from optimc_passes.pipeline import check_order
+    from optimc_passes.registry import PASSES
+
+    target = data.get("target")
+    backend = target.get("backend", TargetSpec().backend) if isinstance(target, dict) else None
+    if isinstance(backend, str) and backend not in TARGETS:
+        yield ("target", "backend"), f"unknown target '{backend}'; known: {', '.join(sorted(TARGETS))}"
+
+    model = data.get("model")
+    source = model.get("source") if isinstance(model, dict) else model
+    if isinstance(source, str) and source and find_model(source, recipe_path) is None:
+        message = f"'{source}' is neither a folder nor a .gguf file nor a hub id (organisation/name)"
+        yield ("model",), message
+
+    entries = data.get("passes")
+    listed = entries if isinstance(entries, list) else []
+    names = [next(iter(entry), None) if isinstance(entry, dict) else entry for entry in listed]
+    known = [(index, name) for index, name in enumerate(names) if isinstance(name, str) and name in PASSES]
+    for place, message in check_order([PASSES[name] for _, name in known]):
+        yield ("passes", known[place][0]), message
+
+
+def find_model(source: str, recipe_path: Path) -> str | None:
+    """Return the model's local path, or the hub id as it is; None if it can be neither.
+
+    A relative path is looked up from the working directory first, then from the recipe's folder.
+    """
+    found = local_path(source, recipe_path.parent)
+    if found is not None:
+        return str(found)
+    is_hub_id = source.count("/") == 1 and not source.endswith(".gguf") and not source.startswith((".", "~", "/"))
+    return source if is_hub_id else None
