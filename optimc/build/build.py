@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
+from optimc.build.lowering_options import lowering_options
 from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
 from optimc.build.outline import check_model
 from optimc.errors import PlanError
@@ -137,12 +138,8 @@ def _run_passes(
             on_progress=lambda step, done, total, _label: progress(done, total, step),
         ),
     )
-    lower = TARGETS[recipe.target.backend]
-    lowered = lower(
-        result.artifact,
-        block_size=recipe.limits.block_size,
-        int8_activations=recipe.target.int8_activations,
-    )
+    target = TARGETS[recipe.target.backend]
+    lowered = target(result.artifact, lowering_options(recipe.target, recipe.limits))
     manifest = assemble_manifest(recipe, checkpoint, calibration, lowered, result, key=key, max_seq_len=max_seq_len)
     tensors = [*lowered.tensors, *tokenizer_tensors(checkpoint.tokenizer)]
     written, total = 0, sum(tensor.nbytes for tensor in tensors) >> 20

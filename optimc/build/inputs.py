@@ -38,7 +38,8 @@ class BuildOptions:
     """How a recipe is built; apart from `overrides`, nothing here changes the plan's bytes."""
 
     output: Path | None = None
-    """Plan to write; `RECIPE-NAME.plan` in the working directory if None."""
+    """Plan to write; `RECIPE-NAME.plan` in `output_dir` if None."""
+    output_dir: Path = Path()
     overrides: tuple[str, ...] = ()
     """`path=value` changes to the recipe."""
     cache_dir: Path | None = None
@@ -101,7 +102,7 @@ def read_inputs(recipe_path: Path, options: BuildOptions) -> BuildInputs:
     )
     model = find_model(recipe.model.source, recipe_path)
     assert model is not None, "check_references has found it"
-    output = options.output or Path(f"{recipe.name}.plan")
+    output = options.output or options.output_dir / f"{recipe.name}.plan"
     faults = _check_places(output, options)
     if faults:
         raise ConfigError("options", faults)

@@ -43,6 +43,7 @@ def tool_versions() -> dict[str, str]:
 
 def build_key(recipe: Recipe, model_digest: str) -> str:
     """Return the hash of everything a plan is made from: recipe, checkpoint, passes, tools, plan format."""
+    from optimc_passes.emit import TARGETS
     from optimc_passes.frontend import FRONTEND_VERSION
     from optimc_passes.registry import PASSES
 
@@ -51,6 +52,7 @@ def build_key(recipe: Recipe, model_digest: str) -> str:
         "recipe": recipe.digest,
         "model": model_digest,
         "frontend": FRONTEND_VERSION,
+        "lowering": TARGETS[recipe.target.backend].version,
         "passes": {spec.name: PASSES[spec.name].version for spec in recipe.passes},
         "tools": tool_versions(),
     }

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from optimc.build.lowering_options import SECTIONS, lowering_options
 from optimc.local_path import local_path
-from optimc.recipe import TargetSpec
+from optimc.recipe import LimitsSpec, TargetSpec
 from optimc.recipe.load import Finding
+
+if TYPE_CHECKING:
+    from optimc_passes.emit import Target
 
 
 def check_references(data: Mapping[str, Any], recipe_path: Path) -> Iterator[Finding]:
@@ -17,9 +23,11 @@ def check_references(data: Mapping[str, Any], recipe_path: Path) -> Iterator[Fin
     from optimc_passes.pipeline import check_order
     from optimc_passes.registry import PASSES
 
-    target = data.get("target")
+    target = data.get("target", {})
     backend = target.get("backend", TargetSpec().backend) if isinstance(target, dict) else None
-    if isinstance(backend, str) and backend not in TARGETS:
+    if isinstance(backend, str) and backend in TARGETS:
+        yield from _refused_options(TARGETS[backend], target, data.get("limits"))
+    elif isinstance(backend, str):
         yield ("target", "backend"), f"unknown target '{backend}'; known: {', '.join(sorted(TARGETS))}"
 
     model = data.get("model")
@@ -34,6 +42,20 @@ def check_references(data: Mapping[str, Any], recipe_path: Path) -> Iterator[Fin
     known = [(index, name) for index, name in enumerate(names) if isinstance(name, str) and name in PASSES]
     for place, message in check_order([PASSES[name] for _, name in known]):
         yield ("passes", known[place][0]), message
+
+
+def _refused_options(target: Target, spec: Mapping[str, Any], limits: object) -> Iterator[Finding]:
+    """Yield the options a target refuses, each at its place. Limits of a wrong shape count as the defaults here."""
+    try:
+        asked = TargetSpec.model_validate(spec)
+    except ValidationError:
+        return
+    try:
+        checked = LimitsSpec.model_validate(limits or {})
+    except ValidationError:
+        checked = LimitsSpec()
+    for option, reason in target.check_options(lowering_options(asked, checked)).items():
+        yield (SECTIONS[option], option), reason
 
 
 def find_model(source: str, recipe_path: Path) -> str | None:

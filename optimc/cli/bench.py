@@ -57,7 +57,26 @@ def bench(
     trust: options.Trust = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure TTFT, TPOT and throughput in a closed loop. Warm-up is excluded, prompts are new in every run."""
+    """Measure TTFT, TPOT and throughput in a closed loop. Warm-up is excluded, prompts are new in every run.
+
+    TTFT: time to first token: from sending to the first chunk with content or a token, queueing included.
+
+    TPOT: time per output token: (e2e - ttft) / (tokens - 1) per request; 1-token outputs excluded.
+
+    ITL: gap between successive chunks of a request, whatever their number of tokens.
+
+    E2E: from sending to the end of the answer.
+
+    Queue: from arrival to the first step that worked on the request; part of ttft; in process only.
+
+    Output tokens/s: steady state: tokens credited when they came, while all clients were busy.
+
+    The same over the whole run: tokens of good requests over the time from first sent to last ended.
+
+    Prefill tokens/s: prompt tokens not from the prefix cache over ttft, each summed; concurrency 1 only.
+
+    p99: withheld below 300 samples.
+    """
     from optimc.cli.engine_options import load_engine
     from optimc.measure.bench import run_bench
     from optimc.measure.config import BenchConfig

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +13,9 @@ from rich.console import Console
 from optimc.cli import options
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from optimc.build import BuildOptions
 
 
 def compare(
@@ -42,7 +46,7 @@ def compare(
 
     Exits with code 1 if a plan fails a quality gate of its recipe.
     """
-    from optimc.build import BuildOptions, build_recipe, read_inputs, require_compiler
+    from optimc.build import BuildOptions, build_recipe, require_compiler
     from optimc.cli.engine_options import load_engine
     from optimc.measure.compare_plans import CompareConfig
     from optimc.measure.compare_plans import compare as compare_plans
@@ -57,15 +61,14 @@ def compare(
         length=length,
         threads=threads,
     )
-    build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir)
+    build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir, output_dir=output_dir)
+    names = check_items(items, build_options)
     with progress_bar() as progress:
 
-        def build(recipe_path: Path) -> Path:
-            name = read_inputs(recipe_path, build_options).recipe.name
-            output = output_dir / f"{name}.plan"
-            placed = BuildOptions(output=output, overrides=build_options.overrides, cache_dir=cache_dir)
+        def build(recipe: Path) -> Path:
+            name = names[recipe]
             return build_recipe(
-                recipe_path, placed, progress=lambda done, total, label: progress(done, total, f"{name}: {label}")
+                recipe, build_options, progress=lambda done, total, label: progress(done, total, f"{name}: {label}")
             ).path
 
         result = compare_plans(
@@ -85,6 +88,38 @@ def compare(
         Console().print(result.table())
     if not result.ok:
         raise typer.Exit(1)
+
+
+def check_items(items: Sequence[Path], options: BuildOptions) -> dict[Path, str]:
+    """Return each recipe's name. Looks at every recipe and plan, so that no build begins beside one that cannot be.
+
+    Raises ConfigError with the faults of all.
+    """
+    from optimc.build import read_inputs
+    from optimc.errors import PlanError
+    from optimc.measure.compare_plans import RECIPE_SUFFIXES
+    from optimc.plan import Plan
+
+    faults: list[Fault] = []
+    names: dict[Path, str] = {}
+    for item in dict.fromkeys(items):
+        try:
+            if item.suffix.lower() in RECIPE_SUFFIXES:
+                inputs = read_inputs(item, options)
+                twin = next((other for other, name in names.items() if name == inputs.recipe.name), None)
+                if twin is not None:
+                    faults.append(Fault(str(item), f"has the name of {twin}; both would be {inputs.output}"))
+                names[item] = inputs.recipe.name
+            else:
+                with Plan.open(item):
+                    pass
+        except ConfigError as error:
+            faults += [Fault(f"{item}: {fault.where}", fault.message, fault.line) for fault in error.faults]
+        except PlanError as error:
+            faults.append(Fault("", str(error)))
+    if faults:
+        raise ConfigError("nothing was built", faults)
+    return names
 
 
 def _numbers(text: str) -> tuple[int, ...]:

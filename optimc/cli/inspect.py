@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from optimc.cli import options
-from optimc.cli.format import format_bytes, format_metrics
+from optimc.cli.format import format_bytes, format_metrics, format_options
 
 if TYPE_CHECKING:
-    from optimc.plan import Manifest
+    from optimc.plan import Manifest, Plan
 
 
 def inspect(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
     verify: Annotated[bool, typer.Option("--verify", help="Check every tensor against its SHA-256.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    program: Annotated[
+        bool,
+        typer.Option("--program", help="List a cpu plan's operations with their buffers and weights, and no more."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Show target, limits, cache layout, quantization, passes and sources of a plan."""
@@ -28,6 +33,9 @@ def inspect(
 
     with Plan.open(plan_path, verify=verify) as plan:
         manifest = plan.manifest
+        if program:
+            _print_program(plan, as_json)
+            return
         if as_json:
             facts = manifest.model_dump(mode="json") | {
                 "size_bytes": plan.size_bytes,
@@ -49,18 +57,31 @@ def inspect(
             console.print(table)
 
 
+def _print_program(plan: Plan, as_json: bool) -> None:
+    from optimc.cli.program_listing import list_program, read_program
+
+    program = read_program(plan)
+    if as_json:
+        typer.echo(program.model_dump_json(indent=2, exclude_none=True))
+        return
+    for line in list_program(program, lambda tensor: plan.spec(tensor).nbytes):
+        typer.echo(line)
+
+
 def _summary(manifest: Manifest, size_bytes: int) -> Table:
     limits, kv = manifest.limits, manifest.kv
     token_bytes = sum(layer.num_kv_heads * layer.head_dim for layer in kv.layers) * 2
     quantized: dict[str, int] = {}
     for scheme in manifest.quantization.values():
-        key = f"{scheme['method']} {scheme['bits']}-bit group {scheme['group']}"
+        grid = "symmetric" if scheme["symmetric"] else "asymmetric"
+        key = f"{scheme['method']} {scheme['bits']}-bit {grid} group {scheme['group']}"
         quantized[key] = quantized.get(key, 0) + 1
     table = Table(show_header=False, title=manifest.name, title_justify="left")
     rows = {
         "model": f"{manifest.model.architecture}, {manifest.model.num_layers} layers, "
         f"hidden {manifest.model.hidden_size}, vocabulary {manifest.model.vocab_size}",
-        "target": " ".join([manifest.target.backend, *(f"{k} {v}" for k, v in manifest.target.requirements.items())]),
+        "target": manifest.target.backend,
+        "needs": ", ".join(f"{k} {v}" for k, v in manifest.target.requirements.items()) or "nothing else",
         "size": format_bytes(size_bytes),
         "limits": f"{limits.max_seq_len} tokens a sequence, {limits.max_step_tokens} tokens and "
         f"{limits.max_seqs} sequences a step",
@@ -79,7 +100,7 @@ def _summary(manifest: Manifest, size_bytes: int) -> Table:
             f"KL {quality.kl_mean:.2e}, top-1 {quality.top1_agreement:.4f} over {quality.tokens} tokens"
         )
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     return table
 
 
@@ -88,12 +109,15 @@ def _passes(manifest: Manifest) -> Table:
     for heading in ("pass", "options", "seconds", "figures", "decisions"):
         table.add_column(heading, overflow="fold")
     for report in manifest.passes:
-        table.add_row(
+        decisions = list(report.decisions[:6])
+        if len(report.decisions) > 6:
+            decisions.append(f"… {len(report.decisions) - 6} more (--json)")
+        figures = format_metrics(report.metrics)
+        cells = (
             report.name,
-            ", ".join(f"{key}={value}" for key, value in report.config.items()),
+            format_options(report.config),
             f"{report.seconds:.1f}",
-            "\n".join(format_metrics(report.metrics)),
-            "\n".join(report.decisions[:6])
-            + (f"\n… {len(report.decisions) - 6} more (--json)" if len(report.decisions) > 6 else ""),
+            *map("\n".join, (figures, decisions)),
         )
+        table.add_row(*map(Text, cells))
     return table

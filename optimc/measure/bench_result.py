@@ -26,7 +26,7 @@ DEFINITIONS = {
     "prefill_tokens_per_s": "prompt tokens not from the prefix cache over ttft, each summed; concurrency 1 only",
     "p99": f"withheld below {MIN_SAMPLES_P99} samples",
 }
-"""What each figure means; printed with every report."""
+"""What each figure means; part of every JSON report and of `optimc bench --help`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,9 @@ class BenchResult:
         }
 
     def table(self) -> RenderableType:
-        """Return the report for a terminal: failures first, then latencies, rates, warnings, definitions."""
-        return Group(self._headline(), self._latencies(), *self._rates(), *self._warning_lines(), *_definition_lines())
+        """Return the report for a terminal: failures first, then latencies, rates, warnings."""
+        explained = Text("what each figure means: optimc bench --help", style="dim")
+        return Group(self._headline(), self._latencies(), *self._rates(), *self._warning_lines(), explained)
 
     def _headline(self) -> Text:
         config = self.config
@@ -169,10 +170,6 @@ class BenchResult:
 
 def _rate(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else f"{value:,.1f}"
-
-
-def _definition_lines() -> list[Text]:
-    return [Text(f"{name}: {meaning}", style="dim") for name, meaning in DEFINITIONS.items()]
 
 
 def _range_json(tokens: TokenRange | None) -> dict[str, int] | None:

@@ -44,7 +44,7 @@ ByteSize = Annotated[
 
 class _Section(BaseModel):
     # Strict: `samples: "12"` or `revision: 3` is a typing mistake in the recipe, not something to guess about.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class ModelSpec(_Section):
@@ -61,12 +61,23 @@ class ModelSpec(_Section):
     """Try an architecture outside the tested table; nothing but the check on probe tokens vouches for the result."""
 
 
+ActivationScales = Literal["group", "row"]
+
+
 class TargetSpec(_Section):
     """What the plan is lowered for."""
 
     backend: str = "onnxruntime"
-    int8_activations: bool = False
-    """Let fused kernels round activations to 8 bits per block: faster with quantized weights, a little less exact."""
+    """What runs the plan: `cpu`, our own kernels, or `onnxruntime`, the portable reference."""
+    int8_activations: bool | None = None
+    """Let products with quantized weights round their activations to 8 bits: faster, a little less exact. By default
+    on for `cpu`, off for `onnxruntime`."""
+    activation_scales: ActivationScales = "group"
+    """What shares a scale of 8-bit activations: a token's features in one group of the weight, or the token's whole
+    `row`, which is what W8A8 means. Without 8-bit activations it changes nothing."""
+    kv_dtype: Literal["float32", "bfloat16", "int8", "int4"] = "float32"
+    """What the KV pool holds. Keys and values are rounded as they are written, integers with a scale per token and
+    head; attention sees them as they were rounded. `onnxruntime` has float32 only."""
 
 
 class CalibrationSpec(_Section):

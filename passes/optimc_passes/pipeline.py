@@ -83,7 +83,7 @@ def run_pipeline(
     if faults:
         raise ConfigError("passes", faults)
     check_finite_weights(artifact.weights)
-    run = _Run(options or PipelineOptions())
+    run = _Run(passes, options or PipelineOptions())
     for pass_ in passes:
         if pass_.stage == "weights":
             artifact = run.weight_pass(pass_, artifact)
@@ -97,9 +97,10 @@ def run_pipeline(
 
 
 class _Run:
-    """One run of a pipeline: the options, and the reports so far."""
+    """One run of a pipeline: the passes, the options, and the reports so far."""
 
-    def __init__(self, options: PipelineOptions) -> None:
+    def __init__(self, passes: Sequence[Pass[Any]], options: PipelineOptions) -> None:
+        self.passes = passes
         self.options = options
         self.reports: list[PassReport] = []
         self._verifier: GraphVerifier | None = None
@@ -113,7 +114,7 @@ class _Run:
         """Run a weight pass, or take its result from the cache."""
         cache = self.options.cache
         if cache is None:
-            outcome = pass_(artifact, PassContext(self.done, self._progress(pass_.name)))
+            outcome = pass_(artifact, PassContext(self.done, self._progress(self._label(pass_))))
             self.reports.append(outcome.report)
             return outcome.artifact
         key = pass_.result_key(artifact)
@@ -170,7 +171,7 @@ class _Run:
 
     def _compute_weights(self, cache: ArtifactCache, key: str, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:
         with cache.write_weights(key) as writer:
-            outcome = pass_(artifact, PassContext(self.done, self._progress(pass_.name), writer.keep))
+            outcome = pass_(artifact, PassContext(self.done, self._progress(self._label(pass_)), writer.keep))
             before = artifact.weights
             changed = {
                 name: weight
@@ -196,13 +197,18 @@ class _Run:
         """Run a graph pass; compare its graph with the one before it."""
         assert self._verifier is not None
         assert artifact.graph is not None
-        outcome = pass_(artifact, PassContext(self.done, self._progress(pass_.name)))
+        outcome = pass_(artifact, PassContext(self.done, self._progress(self._label(pass_))))
         assert outcome.artifact.graph is not None
         error = self._verifier.check(pass_.name, self.done, artifact.graph, outcome.artifact.graph)
         if error is None:
             return outcome
         metrics = {**outcome.report.metrics, "verify_relative_error": error}
         return PassOutcome(outcome.artifact, outcome.report.model_copy(update={"metrics": metrics}))
+
+    def _label(self, pass_: Pass[Any]) -> str:
+        """Return the pass's name, told apart from others of the same name."""
+        same = [other for other in self.passes if other.name == pass_.name]
+        return pass_.name if len(same) == 1 else f"{pass_.name} ({same.index(pass_) + 1} of {len(same)})"
 
     def _progress(self, step: str) -> Progress:
         def report(done: int, total: int, label: str) -> None:

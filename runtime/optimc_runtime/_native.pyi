@@ -89,3 +89,137 @@ def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 
 def uniform_at(seed: int, position: int) -> float:
     """Return the number in [0, 1) that decides the draw at an output position."""
+
+def supported_instruction_sets() -> list[str]:
+    """Return the instruction sets this machine can run, slowest first: "portable", "avx2", "avx512"."""
+
+def default_instruction_set() -> str:
+    """Return the set OPTIMC_ISA names, else the fastest.
+
+    Raises ValueError for an unknown set or one this machine lacks.
+    """
+
+def kv_block_bytes(*, layers: list[tuple[int, int]], block_size: int, kv_dtype: str) -> int:
+    """Return the bytes of one KV block over all layers of (KV heads, head dim), scales included."""
+
+_View = tuple[int, int, int]
+"""Buffer, first column, number of columns."""
+
+class ProgramBuilder:
+    """Puts a cpu program together; see `optimc.plan.cpu_program`. Every method raises ValueError for what does not fit.
+
+    Weights and buffers are numbered as they are added; operations name them by number and run in the order added.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: list[tuple[int, int]],
+        block_size: int,
+        kv_dtype: str,
+        num_blocks: int,
+        capacity: int,
+        arena_bytes: int,
+    ) -> None: ...
+    def int_weight(
+        self,
+        data: NDArray[np.uint8],
+        *,
+        outputs: int,
+        features: int,
+        group: int,
+        bits: int,
+        zeros: bool,
+        wide_scales: bool,
+        zero_point: int,
+    ) -> int: ...
+    def float_weight(self, data: NDArray[np.uint8], *, outputs: int, features: int, dtype: str) -> int: ...
+    def table(self, data: NDArray[np.uint8], *, rows: int, features: int, dtype: str) -> int: ...
+    def vector(self, data: NDArray[np.float32]) -> int: ...
+    def permutation(self, data: NDArray[np.int32]) -> int: ...
+    def float_buffer(self, rows: str, width: int, offset: int) -> int: ...
+    def quantized_buffer(self, rows: str, features: int, group: int, offset: int) -> int: ...
+    def embed(self, table: int, scale: float, out: _View) -> None: ...
+    def norm(
+        self,
+        x: _View,
+        *,
+        weight: int,
+        bias: int | None,
+        epsilon: float,
+        heads: int,
+        centred: bool,
+        before: _View | None,
+        after: _View | None,
+        sum: _View | None,
+        out: _View | None,
+        quantized: int | None,
+        permutation: int | None,
+    ) -> None: ...
+    def quantize(self, x: _View, *, quantized: int, permutation: int | None) -> None: ...
+    def linear(
+        self,
+        *,
+        x: _View | None,
+        quantized: int | None,
+        weight: int,
+        bias: int | None,
+        residual: _View | None,
+        gate: str,
+        out: _View,
+    ) -> None: ...
+    def rotation(self, frequencies: int, scale: float, out: _View) -> None: ...
+    def attention(
+        self,
+        *,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        interleaved: bool,
+        rotation: _View | None,
+        q: _View,
+        k: _View,
+        v: _View,
+        out: _View,
+    ) -> None: ...
+    def elementwise(
+        self,
+        *,
+        steps: list[tuple[str, int, int, float]],
+        inputs: list[_View],
+        vectors: list[int],
+        out: _View,
+    ) -> None: ...
+    def gather_rows(self, x: _View, out: _View) -> None: ...
+    def permute(self, x: _View, *, permutation: int, out: _View) -> None: ...
+    def finish(self, logits: int, *, threads: int, instruction_set: str) -> Program: ...
+
+class Program:
+    """A program ready to run. Not thread-safe."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def instruction_set(self) -> str: ...
+    def execute(
+        self,
+        tokens: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        query_start: NDArray[np.int32],
+        context_len: NDArray[np.int32],
+        block_table: NDArray[np.int32],
+        logits_rows: NDArray[np.int64],
+        tree_mask: NDArray[np.bool_] | None,
+    ) -> NDArray[np.float32]:
+        """Run one step; the arrays are those of StepPlan. The logits [R, V] are overwritten by the next step.
+
+        Raises ValueError if an array reaches outside the program, the pool or the vocabulary.
+        """
+
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None: ...
+    def close(self) -> None: ...

@@ -24,10 +24,13 @@ from numpy.typing import NDArray
 from optimc.plan import FORMAT_VERSION, Limits, Manifest, ModelInfo, Plan, Source, TargetInfo, TokenIds, write_plan
 from optimc_passes.dialect import decompose_causal, is_paged_attention
 from optimc_passes.dialect.rules import verify_graph
-from optimc_passes.emit.onnxruntime import lower
+from optimc_passes.emit import LoweringOptions
+from optimc_passes.emit.cpu.lower import lower as lower_cpu
+from optimc_passes.emit.onnxruntime import lower as lower_onnxruntime
 from optimc_passes.frontend import TESTED, export_graph
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.weights import Dense, WeightStore
+from optimc_runtime import _native
 from optimc_runtime.executor.base import StepPlan
 from optimc_runtime.executor.load import load_executor
 
@@ -233,8 +236,14 @@ def test_logits_are_those_of_the_asked_rows(case: Case):
     assert _relative_error(logits, case.expected[rows]) < TOLERANCE
 
 
-def test_served_plan_equals_transformers_in_chunks_and_decode(case: Case, tmp_path: Path):
-    plan = _write_plan(tmp_path / "engine.plan", case)
+@pytest.mark.parametrize("engine", ["onnxruntime", *_native.supported_instruction_sets()])
+def test_served_plan_equals_transformers_in_chunks_and_decode(
+    engine: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On ONNX Runtime, and on the cpu engine with every instruction set this machine has."""
+    if engine != "onnxruntime":
+        monkeypatch.setenv("OPTIMC_ISA", engine)
+    plan = _write_plan(tmp_path / "engine.plan", case, "onnxruntime" if engine == "onnxruntime" else "cpu")
     executor = load_executor(plan, threads=1)
     try:
         blocks = np.random.default_rng(2).permutation(executor.pool.num_blocks)
@@ -247,12 +256,23 @@ def test_served_plan_equals_transformers_in_chunks_and_decode(case: Case, tmp_pa
         executor.close()
 
 
-def _write_plan(path: Path, case: Case) -> Plan:
-    lowered = lower(case.attached, block_size=BLOCK)
+def _write_plan(path: Path, case: Case, backend: str) -> Plan:
+    if backend == "cpu":
+        options = LoweringOptions(
+            block_size=BLOCK,
+            int8_activations=False,
+            activation_scales="group",
+            kv_dtype="float32",
+            max_step_tokens=CHUNK,
+            max_seqs=1,
+        )
+        lowered = lower_cpu(case.attached, options)
+    else:
+        lowered = lower_onnxruntime(case.attached, block_size=BLOCK)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=case.name,
-        target=TargetInfo(backend="onnxruntime", requirements=lowered.requirements),
+        target=TargetInfo(backend=backend, requirements=lowered.requirements),
         model=ModelInfo(
             architecture=TESTED[case.config.model_type],
             vocab_size=VOCAB,

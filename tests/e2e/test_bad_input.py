@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from optimc.plan import Plan
+
 
 @pytest.fixture
 def refused(cli):
@@ -53,6 +55,22 @@ def test_faults_in_what_a_recipe_refers_to_are_reported_with_the_others(refused,
     assert message.count("line ") == 4
 
 
+def test_options_the_target_refuses_are_reported_with_the_others(refused, make_recipe, tmp_path):
+    target = {"backend": "onnxruntime", "kv_dtype": "int8", "activation_scales": "row"}
+    message = refused("build", make_recipe(tmp_path / "r.yaml", target=target, passes=[{"rtn": {"bits": 5}}]))
+    assert "3 faults" in message
+    assert "target.kv_dtype: the onnxruntime target keeps keys and values in float32 only, not int8" in message
+    assert "target.activation_scales: the onnxruntime target has no scales per row" in message
+    assert message.count("line ") == 3
+
+
+def test_compare_looks_at_every_plan_before_it_builds_a_recipe(refused, make_recipe, tmp_path):
+    recipe, absent = make_recipe(tmp_path / "r.yaml"), tmp_path / "absent.plan"
+    message = refused("compare", recipe, absent, "--output-dir", tmp_path)
+    assert str(absent) in message
+    assert not (tmp_path / "r.plan").exists()
+
+
 def test_a_missing_shard_is_named(refused, make_recipe, tiny_model, tmp_path):
     folder = tmp_path / "sharded"
     tiny_model.save_pretrained(folder, max_shard_size="300KB")
@@ -95,9 +113,12 @@ def test_a_plan_of_another_format_version_is_refused(refused, fp32_plan, tmp_pat
 
 def test_a_plan_for_another_backend_is_refused(refused, fp32_plan, tmp_path):
     path = tmp_path / "other.plan"
+    with Plan.open(fp32_plan) as plan:
+        backend = plan.manifest.target.backend
+    absent = backend.upper()  # of the same length, so that the rest of the file stays where it is
     data = fp32_plan.read_bytes()
-    path.write_bytes(data.replace(rb"\"backend\":\"onnxruntime\"", rb"\"backend\":\"abacusbench\"", 1))
-    assert "abacusbench" in one_line(refused("serve", path))
+    path.write_bytes(data.replace(rf"\"backend\":\"{backend}\"".encode(), rf"\"backend\":\"{absent}\"".encode(), 1))
+    assert f"built for '{absent}'" in one_line(refused("serve", path))
 
 
 def test_a_damaged_weight_is_found_before_serving(refused, fp32_plan, tmp_path):

@@ -77,6 +77,18 @@ def test_the_plan_says_what_it_is(int4_plan, tiny_folder):
         assert "<|start|>" in plan.blob("tokenizer/chat_template.jinja").decode()
 
 
+def test_inspect_says_it_in_words(cli, int4_plan):
+    listing = cli("inspect", int4_plan, env={"COLUMNS": "300"}).stdout
+    for words in (
+        "21 × rtn 4-bit asymmetric group 32",
+        "bits: 4",
+        "only: [*], ignore: [lm_head]",
+        "size before",
+        "KiB",
+    ):
+        assert words in listing
+
+
 def test_quantized_linears_are_packed_on_disk(fp32_plan, int4_plan):
     def linear_bytes(path):
         with Plan.open(path) as plan:
@@ -111,6 +123,20 @@ def test_recipes_share_the_work_they_have_in_common(build, fp32_plan, int4_plan)
     assert [report.cached for report in shared.passes] == [True, True]
     other = build("other", passes=[{"rtn": {"bits": 4, "group_size": 16, "symmetric": False}}, "merge_qkv"]).manifest
     assert [report.cached for report in other.passes] == [False, False]
+
+
+def test_a_head_of_its_own_precision_takes_a_second_run_of_the_pass(build):
+    body = {"rtn": {"bits": 4, "group_size": 32, "symmetric": True}}
+    head = {"rtn": {"bits": 8, "group_size": 64, "symmetric": True, "only": ["lm_head"], "ignore": []}}
+    target = {"int8_activations": False}
+    mixed = build("mixed", passes=[body, head, "merge_qkv"], target=target).manifest
+    assert [(report.name, report.metrics.get("layers")) for report in mixed.passes[:2]] == [("rtn", 21), ("rtn", 1)]
+    assert mixed.quantization["lm_head.weight"] == {"method": "rtn", "bits": 8, "group": 64, "symmetric": True}
+    assert {scheme["bits"] for name, scheme in mixed.quantization.items() if name != "lm_head.weight"} == {4}
+    # The body's rounding is found in the cache, whatever follows it.
+    coarse = {"rtn": {**head["rtn"], "bits": 4}}
+    other = build("coarse", passes=[body, coarse, "merge_qkv"], target=target).manifest
+    assert [report.cached for report in other.passes] == [True, False, False]
 
 
 def test_a_failed_build_leaves_the_old_plan_and_nothing_else(make_recipe, cache_dir, tmp_path):

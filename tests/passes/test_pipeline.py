@@ -75,6 +75,32 @@ def test_passes_run_in_order_and_report(build):
     assert len(products) == 9
 
 
+HEAD = ("rtn", {"bits": 8, "group_size": 32, "symmetric": True, "only": ["lm_head"], "ignore": []})
+
+
+def test_a_pass_may_run_twice_on_different_layers(build):
+    seen = []
+    result = build(INT4, HEAD, QKV, on_progress=lambda step, done, total, label: seen.append(step))
+    assert [report.name for report in result.reports] == ["rtn", "rtn", "merge_qkv"]
+    assert [report.metrics.get("layers") for report in result.reports] == [14, 1, None]
+    bits = {name: weight.bits for name, weight in result.artifact.weights.items() if isinstance(weight, Quantized)}
+    assert bits.pop("lm_head.weight") == 8
+    assert list(bits.values()) == [4] * 14
+    assert sorted(set(seen)) == ["export", "merge_qkv", "rtn (1 of 2)", "rtn (2 of 2)"]
+
+
+def test_each_run_of_a_pass_is_cached_for_itself(cached):
+    cached(INT4, HEAD)
+    again = cached(INT4, HEAD)
+    assert cached.computed == []
+    assert [report.metrics["layers"] for report in again.reports] == [14, 1]
+    assert [report.cached for report in again.reports] == [True, True]
+    other = ("rtn", {**HEAD[1], "bits": 4})
+    assert [report.cached for report in cached(INT4, other).reports] == [True, False]
+    # The other order gives the same weights, but not from these results.
+    assert [report.cached for report in cached(HEAD, INT4).reports] == [False, False]
+
+
 def test_fusion_does_not_change_what_is_computed(build):
     probe = Probe.of_vocabulary(48, 20)
     plain, fused = (evaluate(build(INT4, *fusions).artifact.graph, probe) for fusions in ((), (QKV, GATE_UP)))

@@ -1,4 +1,4 @@
-"""What every target's lowering returns."""
+"""What every target's lowering takes and returns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimc.plan import KvLayout, PlanTensor
+from optimc.plan.manifest import KvDtype
+from optimc.recipe.model import ActivationScales
+
+
+@dataclass(frozen=True)
+class LoweringOptions:
+    """What a recipe asks of the engine, beside the graph."""
+
+    block_size: int
+    """Slots S per KV block."""
+    int8_activations: bool | None
+    """Whether products with quantized weights may round their activations to 8 bits; None: the target's own choice."""
+    activation_scales: ActivationScales
+    """One scale of int8 activations per row and group of the weight, or one per row."""
+    kv_dtype: KvDtype
+    """Dtype of the KV pool. Other than float32, K and V are rounded as they are written, integers with a scale per
+    token and head."""
+    max_step_tokens: int
+    """Most tokens T in one step."""
+    max_seqs: int
+    """Most sequences B in one step."""
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,30 @@ from optimc_passes.dialect.decompose import PagedPorts, decompose_paged
 from optimc_passes.dialect.paged_attention import PagedAttention, is_paged_attention
 from optimc_passes.dialect.weightless import INLINE_BYTES, is_weight
 from optimc_passes.emit.kernel_check import check_kernels
-from optimc_passes.emit.lowered import Lowered
+from optimc_passes.emit.lowered import Lowered, LoweringOptions
 from optimc_passes.emit.transposed_linear import read_transposed_weights_in_place
 from optimc_passes.load.safetensors_file import NUMPY_DTYPES
 
 BACKEND = "onnxruntime"
+VERSION = 1
 MINIMUM_VERSION = "1.23"
 """The first ONNX Runtime with all of opset 23 and the 8-bit fused kernel."""
 
 MODEL_TENSOR = "program/model.onnx"
 
 _CONTAINER_DTYPES = {ir.DataType.from_numpy(dtype): name for name, dtype in NUMPY_DTYPES.items()}
+
+
+def check_options(options: LoweringOptions) -> dict[str, str]:
+    """Return why each option this target refuses is refused, by the option's name."""
+    refused = {}
+    if options.activation_scales != "group":
+        refused["activation_scales"] = (
+            f"the {BACKEND} target has no scales per {options.activation_scales}; its fused kernels have one per group"
+        )
+    if options.kv_dtype != "float32":
+        refused["kv_dtype"] = f"the {BACKEND} target keeps keys and values in float32 only, not {options.kv_dtype}"
+    return refused
 
 
 def lower(model: ir.Model, *, block_size: int, int8_activations: bool = False) -> Lowered:

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from optimc.errors import LoweringError
 from optimc.registry import Registry
 from optimc_passes.artifact import Artifact
 from optimc_passes.emit import onnxruntime
-from optimc_passes.emit.lowered import Lowered
+from optimc_passes.emit.cpu import lower as cpu
+from optimc_passes.emit.lowered import Lowered, LoweringOptions
 
 
-class Target(Protocol):
-    """A target's lowering."""
+@dataclass(frozen=True)
+class Target:
+    """A target: what it cannot do, and its lowering."""
 
-    def __call__(self, artifact: Artifact, *, block_size: int, int8_activations: bool = False) -> Lowered:
+    version: int
+    """Changes whenever the same graph lowers to other bytes: plans of an older version are rebuilt."""
+    check_options: Callable[[LoweringOptions], dict[str, str]]
+    """Return why each option it refuses is refused, by the option's name. Looked at before a weight is read."""
+    lower: Callable[[Artifact, LoweringOptions], Lowered]
+    """Lower options that have been checked."""
+
+    def __call__(self, artifact: Artifact, options: LoweringOptions) -> Lowered:
         """Lower the artifact's graph, which must have its weights attached.
 
-        `block_size` is S, slots per KV block. `int8_activations` allows products with quantized weights to round
-        their activations to 8 bits. Raises LoweringError naming the node that has no kernel on the target.
+        Raises LoweringError for options the target refuses, and naming the node that has no kernel on it.
         """
-        ...
+        refused = self.check_options(options)
+        if refused:
+            raise LoweringError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+        return self.lower(artifact, options)
 
 
-def _lower_onnxruntime(artifact: Artifact, *, block_size: int, int8_activations: bool = False) -> Lowered:
+def _lower_onnxruntime(artifact: Artifact, options: LoweringOptions) -> Lowered:
     assert artifact.graph is not None, "lowering follows the graph stage"
-    return onnxruntime.lower(artifact.graph, block_size=block_size, int8_activations=int8_activations)
+    int8_activations = bool(options.int8_activations)
+    return onnxruntime.lower(artifact.graph, block_size=options.block_size, int8_activations=int8_activations)
+
+
+def _lower_cpu(artifact: Artifact, options: LoweringOptions) -> Lowered:
+    assert artifact.graph is not None, "lowering follows the graph stage"
+    return cpu.lower(artifact.graph, options)
 
 
 def _registered() -> Registry[Target]:
     registry: Registry[Target] = Registry("target")
-    registry.register(onnxruntime.BACKEND, _lower_onnxruntime)
+    registry.register(cpu.BACKEND, Target(cpu.VERSION, cpu.check_options, _lower_cpu))
+    registry.register(onnxruntime.BACKEND, Target(onnxruntime.VERSION, onnxruntime.check_options, _lower_onnxruntime))
     return registry
 
 
 TARGETS: Registry[Target] = _registered()
-"""Backend name to lowering."""
+"""Backend name to target."""

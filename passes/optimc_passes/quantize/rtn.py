@@ -14,7 +14,7 @@ from optimc_passes.artifact import Artifact
 from optimc_passes.base import Metrics, Pass, PassConfig, PassContext, PassResult
 from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.quantize.linears import LinearWeight, linear_weights
-from optimc_passes.quantize.selection import RaggedPolicy, Selection, select
+from optimc_passes.quantize.selection import EVERY_LAYER, HEAD_PATTERN, RaggedPolicy, Selection, name_layers, select
 from optimc_passes.weights import Dense, Quantized, WeightStore
 
 
@@ -30,9 +30,13 @@ class RtnConfig(PassConfig):
     ragged: RaggedPolicy = "error"
     """What to do where group_size does not divide a layer's columns: `error` refuses, naming every such layer;
     `ragged` makes the last group of a row smaller; `skip` leaves the layer dense."""
-    ignore: tuple[str, ...] = Field(default=("lm_head",), strict=False)
-    """Layers left dense: globs over module names, or regular expressions after `re:`. `lm_head` means the output head
-    whatever its name; a tied head that is not ignored is quantized apart from its embedding, which stays as it is."""
+    only: tuple[str, ...] = Field(default=(EVERY_LAYER,), min_length=1, strict=False)
+    """Layers this pass is about, so that a recipe can round some with other options than the rest: patterns as in
+    `ignore`, which takes its share out of them."""
+    ignore: tuple[str, ...] = Field(default=(HEAD_PATTERN,), strict=False)
+    """Layers left as they are: globs over module names, or regular expressions after `re:`. `lm_head` means the output
+    head whatever its name; a tied head that is not ignored is quantized apart from its embedding, which stays as it
+    is."""
 
     @field_validator("group_size")
     @classmethod
@@ -41,7 +45,7 @@ class RtnConfig(PassConfig):
             raise ValueError("must be positive, or -1 for the whole row")
         return value
 
-    @field_validator("ignore")
+    @field_validator("only", "ignore")
     @classmethod
     def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
@@ -57,7 +61,7 @@ class Rtn(Pass[RtnConfig]):
     """Quantizes the weights of linear layers; embeddings, norms and biases stay as they are."""
 
     name = "rtn"
-    version = 1
+    version = 2
     stage = "weights"
     config_type = RtnConfig
 
@@ -69,11 +73,11 @@ class Rtn(Pass[RtnConfig]):
         problems += [
             f"{linear.source} is not in the checkpoint" for linear in selection.chosen if linear not in present
         ]
-        problems += [
-            f"{linear.layer} is quantized already; run one quantizing pass or ignore it"
-            for linear in present
-            if isinstance(_current(linear, artifact.weights), Quantized)
-        ]
+        rounded = [linear for linear in present if isinstance(_current(linear, artifact.weights), Quantized)]
+        if rounded:
+            problems.append(
+                f"quantized already: {name_layers(rounded)}; one pass can quantize a layer, only and ignore say which"
+            )
         return problems
 
     def run(self, artifact: Artifact, context: PassContext) -> PassResult:
@@ -107,7 +111,13 @@ class Rtn(Pass[RtnConfig]):
 
     def _select(self, artifact: Artifact) -> Selection:
         config = self.config
-        return select(linear_weights(artifact.checkpoint.config), config.ignore, config.group_size, config.ragged)
+        return select(
+            linear_weights(artifact.checkpoint.config),
+            only=config.only,
+            ignore=config.ignore,
+            group_size=config.group_size,
+            ragged=config.ragged,
+        )
 
     def _quantize(self, linear: LinearWeight, weight: NDArray[np.float32]) -> Quantized:
         bits, columns = self.config.bits, linear.shape[1]
@@ -127,7 +137,7 @@ class Rtn(Pass[RtnConfig]):
 
     def _decisions(self, selection: Selection) -> tuple[str, ...]:
         group = self.config.group_size
-        left = [f"{linear.layer} stays dense: it is ignored" for linear in selection.ignored]
+        left = [f"{linear.layer} is left as it is: ignored" for linear in selection.ignored]
         left += [
             f"{linear.layer} stays dense: {linear.shape[1]} columns not divisible by group_size {group}"
             for linear in selection.skipped

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from optimc.errors import PlanTargetError
 from optimc.plan import Plan
 from optimc.registry import Registry
-from optimc_runtime.executor import onnxruntime
+from optimc_runtime.executor import cpu, onnxruntime
 from optimc_runtime.executor.base import Executor
 
 Loader = Callable[..., Executor]
@@ -16,6 +16,7 @@ Loader = Callable[..., Executor]
 
 def _registered() -> Registry[Loader]:
     registry: Registry[Loader] = Registry("backend")
+    registry.register(cpu.BACKEND, cpu.CpuExecutor)
     registry.register(onnxruntime.BACKEND, onnxruntime.OnnxRuntimeExecutor)
     return registry
 

@@ -7,7 +7,6 @@ so memory holds each of them once.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +19,7 @@ from optimc.plan import Plan
 from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.external_weights import ExternalWeight, declare_weights
 from optimc_runtime.executor.onnx_program import OnnxProgram
+from optimc_runtime.executor.pool_memory import check_pool_memory
 from optimc_runtime.executor.step_groups import Group, lay_out, split, view
 
 BACKEND = "onnxruntime"
@@ -59,16 +59,7 @@ class OnnxRuntimeExecutor:
         widths = [layer.num_kv_heads * layer.head_dim for layer in manifest.kv.layers]
         bytes_per_block = sum(2 * width * np.dtype(np.float32).itemsize * self._block_size for width in widths)
         memory = manifest.limits.kv_memory_bytes if kv_memory_bytes is None else kv_memory_bytes
-        num_blocks = memory // bytes_per_block
-        if num_blocks < 1:
-            raise PlanTargetError(
-                f"{plan.path}: a KV pool of {memory:,} bytes holds no block; "
-                f"one block of {self._block_size} tokens takes {bytes_per_block:,} bytes, raise kv_memory"
-            )
-        if memory > (physical := _physical_bytes()):
-            raise PlanTargetError(
-                f"{plan.path}: a KV pool of {memory:,} bytes exceeds this machine's {physical:,}; lower kv_memory"
-            )
+        num_blocks = check_pool_memory(plan.path, memory, bytes_per_block, self._block_size)
         self._pool_info = KvPoolInfo(num_blocks, self._block_size, bytes_per_block)
         self._null_row = num_blocks * self._block_size
         self._session = _create_session(runtime, plan, program, threads)
@@ -142,11 +133,6 @@ class OnnxRuntimeExecutor:
         outputs = dict(zip(self._output_names, self._binding.get_outputs(), strict=True))
         self._binding.clear_binding_outputs()
         return outputs
-
-
-def _physical_bytes() -> int:
-    """Memory of this machine. The system promises more than that, and ends the process when the pool fills."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _checked_runtime(plan: Plan) -> ModuleType:

@@ -244,8 +244,10 @@ def test_json_has_the_documented_keys(bench, scripted_engine, steady_script):
     assert report["prefill_tokens_per_s"] == pytest.approx(160)
 
 
-def test_the_report_defines_its_figures(bench, scripted_engine, steady_script):
-    text = rendered(bench(scripted_engine(steady_script(0.1, 0.01)), prompt_tokens=16, output_tokens=2))
-    assert "(e2e - ttft) / (tokens - 1)" in text
+def test_the_report_says_where_its_figures_are_defined(bench, scripted_engine, steady_script):
+    result = bench(scripted_engine(steady_script(0.1, 0.01)), prompt_tokens=16, output_tokens=2)
+    text = rendered(result)
+    assert text.splitlines()[-1].strip() == "what each figure means: optimc bench --help"
+    assert "(e2e - ttft) / (tokens - 1)" in result.to_json()["definitions"]["tpot_ms"]
     assert "cold start TTFT" in text
     assert "n/a (n=8)" in text

@@ -140,6 +140,13 @@ def test_an_override_does_not_reach_the_default_of_another_pass(load):
     assert recipe.passes[1].options == {}
 
 
+def test_of_a_pass_that_runs_twice_an_override_names_one_by_position(load):
+    twice = GOOD.replace("- merge\n", "- merge\n  - rtn: {bits: 4}\n")
+    assert [spec.options.get("bits") for spec in load(twice, "passes.2.bits=8").passes] == [8, None, 8]
+    message = "pass 'rtn' occurs 2 times; name it by position, 0 to 2"
+    assert any(message in fault for fault in faults(load, twice, "passes.rtn.bits=8"))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -161,6 +168,12 @@ def test_digest_follows_meaning_not_spelling(load):
     assert load(GOOD.replace("512MiB", str(512 << 20))).digest == base
     assert load(GOOD.replace("rtn: {bits: 8}", "rtn: {bits: 8, group_size: 64}")).digest == base
     assert load(GOOD.replace("bits: 8", "bits: 4")).digest != base
+
+
+@pytest.mark.parametrize("section", ["ModelSpec", "TargetSpec", "CalibrationSpec", "LimitsSpec", "QualitySpec"])
+def test_every_key_of_a_section_is_described_in_the_schema(section):
+    keys = recipe_schema(CONFIGS)["$defs"][section]["properties"]
+    assert [key for key, facts in keys.items() if not facts.get("description")] == []
 
 
 def test_the_schema_accepts_and_refuses_what_the_loader_does():

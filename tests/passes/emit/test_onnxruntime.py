@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.tape import Tape
 
-from optimc.errors import LoweringError, MissingExtraError, UnknownNameError
+from optimc.errors import LoweringError, MissingExtraError
 from optimc_passes.artifact import Artifact
 from optimc_passes.checkpoint import Checkpoint, TokenizerAssets
 from optimc_passes.dialect import DOMAIN, OP_TYPE
-from optimc_passes.emit import TARGETS
-from optimc_passes.emit.onnxruntime import MODEL_TENSOR, lower
+from optimc_passes.emit import TARGETS, LoweringOptions
+from optimc_passes.emit.onnxruntime import MODEL_TENSOR, check_options, lower
 from optimc_passes.weights import WeightStore
 
 VOCAB, HIDDEN = 96, 32
@@ -230,15 +231,34 @@ def test_lowering_twice_gives_equal_bytes() -> None:
         assert left.load().tobytes() == right.load().tobytes()
 
 
-def test_targets_are_found_by_name() -> None:
-    assert "onnxruntime" in TARGETS
-    with pytest.raises(UnknownNameError, match="unknown target 'tpu'; known: .*onnxruntime"):
-        TARGETS["tpu"]
+def lowering_options(**changes: Any) -> LoweringOptions:
+    """Return options of a default recipe, with `changes`."""
+    defaults = LoweringOptions(
+        block_size=4,
+        int8_activations=None,
+        activation_scales="group",
+        kv_dtype="float32",
+        max_step_tokens=64,
+        max_seqs=8,
+    )
+    return replace(defaults, **changes)
 
 
-def test_a_target_lowers_an_artifacts_graph() -> None:
+@pytest.mark.parametrize(("asked", "given"), [(None, False), (False, False), (True, True)])
+def test_the_target_lowers_an_artifacts_graph_and_rounds_activations_only_when_asked(asked, given) -> None:
     checkpoint = Checkpoint("tiny", "0", None, WeightStore({}), TokenizerAssets(None, None), None, (), None)
     artifact = Artifact.start(checkpoint).evolve(graph=build(Loads()))
-    lowered = TARGETS["onnxruntime"](artifact, block_size=4, int8_activations=True)
+    lowered = TARGETS["onnxruntime"](artifact, lowering_options(int8_activations=asked))
     assert lowered.kv.block_size == 4
-    assert lowered.program["int8_activations"] is True
+    assert lowered.program["int8_activations"] is given
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("kv_dtype", "int8"), ("kv_dtype", "bfloat16"), ("activation_scales", "row")]
+)
+def test_what_the_target_has_not_is_refused_by_name_before_the_graph_is_looked_at(option, value) -> None:
+    checkpoint = Checkpoint("tiny", "0", None, WeightStore({}), TokenizerAssets(None, None), None, (), None)
+    options = lowering_options(**{option: value})
+    assert list(check_options(options)) == [option]
+    with pytest.raises(LoweringError, match=f"^{option}: the onnxruntime target .*{value}"):
+        TARGETS["onnxruntime"](Artifact.start(checkpoint), options)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from optimc_passes.quantize.affine import group_range, quantize_affine
+from optimc_passes.quantize.affine import float16_neighbours, group_range, quantize_affine
 
 
 def dequantize(result, bits, group):
@@ -15,9 +15,9 @@ def dequantize(result, bits, group):
 
 def test_asymmetric_four_bits_by_hand():
     # Range -1 .. 2 in 15 steps of 0.2: zero point 1 / 0.2 = 5.
-    weight = np.array([[-1, 2, 0, 0.5, -0.35]], np.float32)
+    weight = np.array([[-1, 2, 0, 0.45, -0.35]], np.float32)
     codes, scales, zeros = quantize_affine(weight, 4, 5, symmetric=False)
-    np.testing.assert_allclose(scales, [[0.2]], rtol=1e-6)
+    assert scales.tolist() == [[np.float16(0.2)]]
     assert zeros.tolist() == [[5]]
     assert codes.tolist() == [[0, 15, 5, 7, 3]]
 
@@ -26,20 +26,20 @@ def test_symmetric_four_bits_by_hand():
     # Largest 1.4 over 7 steps and smallest -1 over 8: the scale is 0.2, codes are offset by 8.
     weight = np.array([[1.4, -1, 0, 0.31]], np.float32)
     codes, scales, zeros = quantize_affine(weight, 4, 4, symmetric=True)
-    np.testing.assert_allclose(scales, [[0.2]], rtol=1e-6)
+    assert scales.tolist() == [[np.float16(0.2)]]
     assert zeros is None
     assert codes.tolist() == [[15, 3, 8, 10]]
 
 
 def test_symmetric_uses_the_extra_code_below_zero():
     codes, scales, _ = quantize_affine(np.array([[-1.6, 0.2]], np.float32), 4, 2, symmetric=True)
-    np.testing.assert_allclose(scales, [[0.2]], rtol=1e-6)
+    assert scales.tolist() == [[np.float16(0.2)]]
     assert codes.tolist() == [[0, 9]]
 
 
 def test_eight_bits_by_hand():
     codes, scales, zeros = quantize_affine(np.array([[0, 25.5, 12.8]], np.float32), 8, 3, symmetric=False)
-    np.testing.assert_allclose(scales, [[0.1]], rtol=1e-6)
+    assert scales.tolist() == [[np.float16(0.1)]]
     assert zeros.tolist() == [[0]]
     assert codes.tolist() == [[0, 255, 128]]
 
@@ -117,3 +117,51 @@ def test_an_outlier_spoils_its_own_group_only():
     same = np.arange(4) != 1
     assert np.array_equal(calm.scales[:, same], wild.scales[:, same])
     assert wild.scales[0, 1] > 100 * calm.scales[0, 1]
+
+
+def is_float16(scales):
+    return np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_are_float16_numbers_and_codes_belong_to_them(bits, symmetric):
+    weight = np.random.default_rng(1).standard_normal((64, 128)).astype(np.float32)
+    result = quantize_affine(weight, bits, 32, symmetric=symmetric)
+    assert is_float16(result.scales)
+    groups = np.arange(128) // 32
+    zeros = 2 ** (bits - 1) if symmetric else result.zeros[:, groups]
+    nearest = np.clip(np.rint(weight / result.scales[:, groups]) + zeros, 0, 2**bits - 1)
+    assert np.array_equal(result.codes, nearest)
+
+
+def test_a_scale_outside_float16_leaves_all_scales_of_the_weight_as_they_were():
+    weight = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    small, large = weight.copy(), weight.copy()
+    small[2, 32:] *= 1e-5  # scales of about 2e-6: below the normal range, which ends at 6.1e-5
+    large[2, 32:] *= 1e6
+    for touched in (small, large):
+        scales = quantize_affine(touched, 4, 32, symmetric=True).scales
+        low, high = group_range(touched, 32)
+        assert np.array_equal(scales, np.maximum(high / np.float32(7), -low / np.float32(8)))
+        assert not is_float16(np.delete(scales, 2, axis=0))
+
+
+def test_neighbours_enclose_what_float16_cannot_hold():
+    step = np.float32(2**-10)  # between 1 and 2
+    exact = np.array([1, 1 + 0.25 * step, 1 + 0.75 * step, 65504], np.float32)
+    nearest, above = float16_neighbours(exact)
+    assert nearest.tolist() == [1, 1, 1 + step, 65504]
+    assert above.tolist() == [1, 1 + step, 1 + step, 65504]
+    assert nearest.dtype == above.dtype == np.float32
+
+
+def test_a_scale_is_rounded_up_where_down_would_clip_the_largest_element():
+    # 255 steps of 1.0004, which float16 rounds down to 1. The zero point is rounded up to 101: nearly half a step.
+    low, span = -100.55, 255 * 1.0004
+    weight = np.array([[low, low + span]], np.float32)
+    result = quantize_affine(weight, 8, 2, symmetric=False)
+    assert result.scales.tolist() == [[1 + 2**-10]]
+    assert np.abs(dequantize(result, 8, 2) - weight).max() <= 0.5 * (1 + 2**-10)
+    # Where the zero point leaves room, rounding down harms nobody and is nearer.
+    assert quantize_affine(np.array([[-100, -100 + span]], np.float32), 8, 2, symmetric=False).scales.tolist() == [[1]]

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from optimc_passes.quantize.linears import LinearWeight
@@ -10,43 +12,68 @@ HEAD = LinearWeight("embed_out.weight", (384, 96), is_head=True)
 ALL = (UP, DOWN, KEY, HEAD)
 
 
-def test_a_group_size_that_does_not_divide_names_every_layer_with_shape_and_remedy():
-    problems = select(ALL, ["lm_head"], 64, "error").problems
-    assert problems == (
-        "model.layers.0.mlp.up_proj: 96 columns not divisible by group_size 64 (shape [200, 96]); "
-        "use 8 or add it to ignore, or set ragged to ragged or skip",
-        "model.layers.0.mlp.down_proj: 200 columns not divisible by group_size 64 (shape [96, 200]); "
-        "use 8 or add it to ignore, or set ragged to ragged or skip",
-        "model.layers.0.self_attn.k_proj: 96 columns not divisible by group_size 64 (shape [12, 96]); "
-        "use 8 or add it to ignore, or set ragged to ragged or skip",
+def choose(linears=ALL, *, only=("*",), ignore=("lm_head",), group_size=-1, ragged="error"):
+    return select(linears, only=only, ignore=ignore, group_size=group_size, ragged=ragged)
+
+
+def test_a_group_size_that_does_not_divide_is_one_sentence_per_width_with_the_remedy():
+    assert choose(group_size=64).problems == (
+        "96 columns (2 layers, e.g. model.layers.0.mlp.up_proj): not divisible by group_size 64; "
+        "use 8 or add the layers to ignore, or set ragged to ragged or skip",
+        "200 columns (model.layers.0.mlp.down_proj): not divisible by group_size 64; "
+        "use 8 or add the layers to ignore, or set ragged to ragged or skip",
     )
 
 
+def test_the_remedy_is_a_power_of_two_where_one_divides():
+    # 192 divides both, so would 96; kernels like 64.
+    wide = (LinearWeight("a.weight", (8, 576)), LinearWeight("b.weight", (8, 1536)))
+    (problem,) = choose(wide, group_size=128).problems
+    assert problem.startswith("576 columns (a): not divisible by group_size 128; use 64 or ")
+
+
 def test_ignored_layers_need_not_divide():
-    assert not select(ALL, ["lm_head", "*.down_proj"], 32, "error").problems
+    assert not choose(ignore=["lm_head", "*.down_proj"], group_size=32).problems
+
+
+def test_layers_that_only_does_not_name_need_not_divide_and_are_nowhere():
+    selection = choose(only=["*.up_proj", "lm_head"], group_size=32)
+    assert selection == ((UP,), (HEAD,), (), ())
 
 
 def test_skip_leaves_them_dense_and_ragged_takes_them():
-    skipped = select(ALL, ["lm_head"], 48, "skip")
+    skipped = choose(group_size=48, ragged="skip")
     assert (skipped.chosen, skipped.ignored, skipped.skipped) == ((UP, KEY), (HEAD,), (DOWN,))
-    ragged = select(ALL, ["lm_head"], 48, "ragged")
+    ragged = choose(group_size=48, ragged="ragged")
     assert (ragged.chosen, ragged.skipped, ragged.problems) == ((UP, DOWN, KEY), (), ())
 
 
 def test_one_group_per_row_divides_everything():
-    assert select(ALL, [], -1, "error").chosen == ALL
+    assert choose(ignore=[]).chosen == ALL
 
 
-def test_a_pattern_that_matches_nothing_is_a_problem_but_the_head_need_not_exist():
-    assert select(ALL, ["*.dwon_proj"], -1, "error").problems == (
+def test_a_pattern_that_matches_nothing_is_a_problem_but_the_head_that_is_ignored_need_not_exist():
+    assert choose(ignore=["*.dwon_proj"]).problems == (
         "ignore pattern '*.dwon_proj' matches no linear layer, for example model.layers.0.mlp.up_proj",
     )
-    assert not select((UP, DOWN), ["lm_head"], -1, "error").problems
+    assert choose(only=["*.up_proj", "*.pu_proj"]).problems == (
+        "only pattern '*.pu_proj' matches no linear layer, for example model.layers.0.mlp.up_proj",
+    )
+    assert not choose((UP, DOWN)).problems
+    assert choose((UP, DOWN), only=["lm_head"], ignore=[]).problems[0].startswith("only pattern 'lm_head' matches no")
 
 
-@pytest.mark.parametrize(("group_size", "ignore"), [(64, ["*"]), (7, ["lm_head"])])
-def test_nothing_left_to_quantize_is_a_problem(group_size, ignore):
-    assert "nothing to quantize" in select(ALL, ignore, group_size, "skip").problems[0]
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"ignore": ["*"]}, r"ignore covers all that only names \(4 layers, e.g. model.layers.0.mlp.up_proj\)"),
+        ({"only": ["lm_head"]}, r"ignore covers all that only names \(embed_out\); .*`ignore: \[\]`"),
+        ({"group_size": 7, "ragged": "skip"}, "group_size 7 divides the columns of no layer"),
+    ],
+)
+def test_nothing_left_to_quantize_is_a_problem(options, reason):
+    (problem,) = choose(**options).problems
+    assert re.match(f"nothing to quantize: {reason}", problem)
 
 
 @pytest.mark.parametrize(

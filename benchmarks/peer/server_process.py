@@ -1,0 +1,63 @@
+"""A server as its user meets it: started from the shell, ready when it answers, with so much memory resident."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from peer.worker import PeerError
+
+POLL_S = 0.005
+TIMEOUT_S = 120.0
+
+
+class ServerProcess:
+    """Started, and waited for until GET /health says 200. Raises PeerError if that never happens."""
+
+    def __init__(self, command: Sequence[str], url: str) -> None:
+        self.url = url
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        started_s = time.perf_counter()
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+        while not _is_ready(url):
+            if self._process.poll() is not None or time.perf_counter() - started_s > TIMEOUT_S:
+                self.close()
+                raise PeerError(f"{' '.join(command)}: not ready\n{self._said}")
+            time.sleep(POLL_S)
+        self.ready_s = time.perf_counter() - started_s
+        """From starting the process to the first good answer."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the resident memory: now, at its highest, and what of now's belongs to files."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        names = {"resident": "VmRSS", "highest": "VmHWM", "of_files": "RssFile"}
+        return {name: int(fields[key].split()[0]) * 1024 for name, key in names.items()}
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.seek(0)
+        self._said = self._log.read().decode(errors="replace").strip()[-2000:]
+        self._log.close()
+
+
+def _is_ready(url: str) -> bool:
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=5.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

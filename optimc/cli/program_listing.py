@@ -1,0 +1,149 @@
+"""A cpu plan's program as text: what each operation reads and writes, and what that costs in weights.
+
+T is the tokens of a step, R its rows that need logits. `b3[T, 0:576]` is columns 0 to 575 of buffer 3.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from optimc.cli.format import format_bytes
+from optimc.errors import PlanCorruptError, PlanError
+from optimc.plan import Plan
+from optimc.plan.cpu_program import (
+    Buffer,
+    CpuProgram,
+    Elementwise,
+    Embed,
+    FloatBuffer,
+    FloatWeight,
+    IntWeight,
+    Linear,
+    Op,
+    Table,
+    View,
+    Weight,
+)
+
+_NAME, _FLOW, _WEIGHT, _BYTES = 29, 28, 14, 10
+"""Widths of columns; a line has at most 100 characters."""
+_WRITTEN = ("sum", "out")
+_WEIGHT_FIELDS = ("table", "weight", "bias", "frequencies", "permutation")
+
+
+def read_program(plan: Plan) -> CpuProgram:
+    """Return the plan's program. Raises PlanError if its target has none that can be listed."""
+    backend = plan.manifest.target.backend
+    if backend != "cpu":
+        raise PlanError(f"{plan.path}: built for target {backend}; only plans for target cpu have a program to list")
+    try:
+        return CpuProgram.model_validate(plan.manifest.program)
+    except ValidationError as error:
+        raise PlanCorruptError(f"{plan.path}: program section is damaged ({error.errors()[0]['msg']})") from error
+
+
+def list_program(program: CpuProgram, tensor_bytes: Callable[[str], int]) -> Iterator[str]:
+    """Yield the listing line by line; `tensor_bytes` gives the size of a plan tensor."""
+    sizes = {name: _bytes_read(weight, tensor_bytes) for name, weight in program.weights.items()}
+    yield _line("#", "operation", "from", "reads -> writes", "weight", "bytes")
+    total = 0
+    for index, op in enumerate(program.ops):
+        names = _weights(op)
+        nbytes = sum(sizes[name].as_row if isinstance(op, Embed) else sizes[name].whole for name in names)
+        total += nbytes
+        scheme = _scheme(program.weights[names[0]]) if names else ""
+        flow = textwrap.wrap(_flow(op, program), _FLOW) or [""]
+        yield _line(str(index), op.op, _shortened(op.name, _NAME), flow[0], scheme, f"{nbytes:,}" if nbytes else "")
+        for more in flow[1:]:
+            yield _line("", "", "", more, "", "")
+    yield ""
+    yield f"{'buffer':<7} {'at':>13} {'holds':<40} name"
+    for index, buffer in enumerate(program.buffers):
+        yield f"b{index:<6} {buffer.offset:>13,} {_holds(buffer):<40} {_shortened(buffer.name, 37)}"
+    yield ""
+    yield (
+        f"{len(program.ops)} operations, {len(program.buffers)} buffers, arena {format_bytes(program.arena_bytes)} "
+        f"for {program.max_tokens} tokens"
+    )
+    yield f"weights read for one decoded token: {format_bytes(total)}"
+
+
+class _Size(NamedTuple):
+    """Bytes of a weight, read as a whole or one row of it."""
+
+    whole: int
+    as_row: int
+
+
+def _bytes_read(weight: Weight, tensor_bytes: Callable[[str], int]) -> _Size:
+    whole = tensor_bytes(weight.tensor)
+    match weight:
+        case IntWeight(outputs=rows) | Table(rows=rows):
+            return _Size(whole, whole // rows)
+    return _Size(whole, whole)
+
+
+def _weights(op: Op) -> list[str]:
+    named = [name for field in _WEIGHT_FIELDS if (name := getattr(op, field, None)) is not None]
+    return [*named, *(op.vectors if isinstance(op, Elementwise) else ())]
+
+
+def _scheme(weight: Weight) -> str:
+    match weight:
+        case IntWeight():
+            zeros = " zeros" if weight.zeros else ""
+            return f"int{weight.bits} g{weight.group}{zeros}"
+        case FloatWeight() | Table():
+            return weight.dtype
+    return ""
+
+
+def _flow(op: Op, program: CpuProgram) -> str:
+    read, written = [], []
+    for field in type(op).model_fields:
+        value = getattr(op, field)
+        if isinstance(value, View):
+            (written if field in _WRITTEN else read).append(_view(value, program))
+        elif field == "quantized" and value is not None:
+            (read if isinstance(op, Linear) else written).append(_whole(value, program))
+        elif field == "inputs":
+            read += [_view(view, program) for view in value]
+    # Wrapped between views only.
+    return " ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in [*read, "->", *written])
+
+
+def _view(view: View, program: CpuProgram) -> str:
+    buffer = program.buffers[view.buffer]
+    if isinstance(buffer, FloatBuffer) and view.width == buffer.width:
+        return _whole(view.buffer, program)
+    return f"b{view.buffer}[{_rows(buffer)}, {view.column}:{view.column + view.width}]"
+
+
+def _whole(index: int, program: CpuProgram) -> str:
+    buffer = program.buffers[index]
+    width = buffer.width if isinstance(buffer, FloatBuffer) else buffer.features
+    return f"b{index}[{_rows(buffer)}, {width}]"
+
+
+def _rows(buffer: Buffer) -> str:
+    return "T" if buffer.rows == "tokens" else "R"
+
+
+def _holds(buffer: Buffer) -> str:
+    if isinstance(buffer, FloatBuffer):
+        return f"float32 [{_rows(buffer)}, {buffer.width}]"
+    return f"int8 [{_rows(buffer)}, {buffer.features}], a scale per {buffer.group}"
+
+
+def _line(index: str, operation: str, name: str, flow: str, weight: str, nbytes: str) -> str:
+    flow = flow.replace("\N{NO-BREAK SPACE}", " ")
+    cells = f"{index:>4} {operation:<11} {name:<{_NAME}} {flow:<{_FLOW}} {weight:<{_WEIGHT}} {nbytes:>{_BYTES}}"
+    return cells.rstrip()
+
+
+def _shortened(name: str, width: int) -> str:
+    return name if len(name) <= width else f"…{name[1 - width :]}"

@@ -1,0 +1,55 @@
+"""Lowering to the cpu target: the graph becomes a straight line of a few fused operations on planned buffers.
+
+See `optimc.plan.cpu_program` for what a program is and for the bytes of its weights.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from optimc_passes.emit.cpu.finish import finish
+from optimc_passes.emit.cpu.fuse_gates import fuse_gates
+from optimc_passes.emit.cpu.fuse_sums import fuse_sums
+from optimc_passes.emit.cpu.hoist_rows import hoist_rows
+from optimc_passes.emit.cpu.merge_elementwise import merge_elementwise
+from optimc_passes.emit.cpu.quantize_activations import quantize_activations
+from optimc_passes.emit.cpu.remove_dead import remove_dead
+from optimc_passes.emit.cpu.share_buffers import share_buffers
+from optimc_passes.emit.cpu.translate import translate
+from optimc_passes.emit.kv_layout import kv_layout
+from optimc_passes.emit.lowered import Lowered, LoweringOptions
+
+BACKEND = "cpu"
+VERSION = 1
+KV_DTYPES = ("float32", "bfloat16", "int8", "int4")
+
+
+def check_options(options: LoweringOptions) -> dict[str, str]:
+    """Return why each option this target refuses is refused, by the option's name."""
+    if options.kv_dtype in KV_DTYPES:
+        return {}
+    return {"kv_dtype": f"the {BACKEND} target has no pool of {options.kv_dtype}; use one of {', '.join(KV_DTYPES)}"}
+
+
+def lower(model: ir.Model, options: LoweringOptions) -> Lowered:
+    """Lower a dialect graph with attached weights; `model` is not changed.
+
+    Reads norm weights and scales; large tensors are packed when the plan is written, one at a time. Activations of
+    products with integer weights are rounded to 8 bits unless `options.int8_activations` is False.
+
+    Raises LoweringError naming a node there is no kernel for, or a weight that cannot have the activation scales asked
+    for.
+    """
+    draft = translate(model)
+    remove_dead(draft)
+    hoist_rows(draft)
+    fuse_sums(draft)
+    merge_elementwise(draft)
+    fuse_gates(draft)
+    if options.int8_activations is not False:
+        quantize_activations(draft, options.activation_scales)
+    remove_dead(draft)
+    share_buffers(draft)
+    program, tensors = finish(draft, options.max_step_tokens)
+    described = program.model_dump(mode="json", exclude_none=True)
+    return Lowered(described, tensors, {}, kv_layout(model, options.block_size, options.kv_dtype))

@@ -1,0 +1,120 @@
+"""Weights as the checkpoint stores them: bf16 stays bf16, codes stay unsigned, and a transposed read is a view.
+
+The graph's own tensors widen and transpose when they are read, which is what ONNX needs; a packer wants neither.
+
+Letters: C input features, N output features, g quantization groups along C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from optimc.plan.cpu_program import FloatDtype
+from optimc_passes.graph.weight_tensor import Codes, Concat, Expression, Param, Store, Transposed, WeightTensor, Zeros
+from optimc_passes.weights import Dense, Quantized
+
+STORED_AS: dict[np.dtype, FloatDtype] = {
+    np.dtype(np.float32): "float32",
+    np.dtype(ml_dtypes.bfloat16): "bfloat16",
+    np.dtype(np.float16): "float16",
+}
+"""Dtypes kernels read; everything else is widened to float32."""
+
+
+def stored_dtype(tensor: ir.TensorProtocol) -> np.dtype:
+    """Return the dtype `read_stored` gives."""
+    if isinstance(tensor, WeightTensor):
+        dtypes = {_param_dtype(name, tensor.store) for name in _params(tensor.expression)}
+        if dtypes:
+            return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+    return tensor.dtype.numpy()
+
+
+def read_stored(tensor: ir.TensorProtocol) -> NDArray[Any]:
+    """Return the tensor's array, floating-point weights in the dtype of the checkpoint."""
+    if isinstance(tensor, WeightTensor) and any(True for _ in _params(tensor.expression)):
+        return _read(tensor.expression, tensor.store).astype(stored_dtype(tensor), copy=False)
+    return tensor.numpy()
+
+
+def read_codes(tensor: ir.TensorProtocol) -> NDArray[np.uint8]:
+    """Return the codes [C, N] or zero points [g, N] of a DequantizeLinear, unsigned.
+
+    Signed ones are moved up by half the range of their ONNX type, and so is the zero point they leave out.
+    """
+    if isinstance(tensor, WeightTensor):
+        return _read_codes(tensor.expression, tensor.store, half_range(tensor.dtype))
+    values = tensor.numpy()
+    if not tensor.dtype.is_signed():
+        return values.astype(np.uint8)
+    return (values.astype(np.int16) + half_range(tensor.dtype)).astype(np.uint8)
+
+
+def half_range(dtype: ir.DataType) -> int:
+    """Half the number of codes of an ONNX integer type: the zero point of codes without one, once unsigned."""
+    return 1 << (dtype.bitwidth - 1)
+
+
+def _params(expression: Expression) -> list[str]:
+    match expression:
+        case Param(name):
+            return [name]
+        case Transposed(source):
+            return _params(source)
+        case Concat(parts):
+            return [name for part in parts for name in _params(part)]
+    return []
+
+
+def _param_dtype(name: str, store: Store) -> np.dtype:
+    weight = store[name]
+    assert isinstance(weight, Dense)
+    return weight.dtype if weight.dtype in STORED_AS else np.dtype(np.float32)
+
+
+def _read(expression: Expression, store: Store) -> NDArray[Any]:
+    match expression:
+        case Param(name):
+            weight = store[name]
+            assert isinstance(weight, Dense)
+            return weight.read().astype(_param_dtype(name, store), copy=False)
+        case Transposed(source):
+            return _read(source, store).T
+        case Concat(parts, axis):
+            return _join([_read(part, store) for part in parts], axis)
+    return expression.read(store)
+
+
+def _read_codes(expression: Expression, store: Store, half: int) -> NDArray[np.uint8]:
+    match expression:
+        case Codes(name):
+            weight = store[name]
+            assert isinstance(weight, Quantized)
+            codes: NDArray[np.uint8] = weight.codes.read().T
+            # Fewer bits than the type has: parts of different widths may be joined, under one zero point.
+            shift = half - (1 << (weight.bits - 1)) if weight.symmetric else 0
+            return codes + np.uint8(shift) if shift else codes
+        case Zeros(name):
+            weight = store[name]
+            assert isinstance(weight, Quantized)
+            assert weight.zeros is not None
+            return weight.zeros.read().T
+        case Concat(parts, axis):
+            return _join([_read_codes(part, store, half) for part in parts], axis)
+    raise AssertionError(f"no codes: {expression}")
+
+
+def _join(parts: Sequence[NDArray[Any]], axis: int) -> NDArray[Any]:
+    """Concatenate; transposed matrices are joined as they lie in memory, and the result is transposed again."""
+    parts = list(parts)
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.astype(np.float32) for part in parts]
+    if all(part.ndim == 2 and part.flags.f_contiguous for part in parts):
+        return np.concatenate([part.T for part in parts], axis=1 - axis % 2).T
+    return np.concatenate(parts, axis=axis)

@@ -1,0 +1,66 @@
+#include "isa/instruction_set.h"
+
+#include <array>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace optimc {
+
+namespace {
+
+constexpr std::array kAll = {InstructionSet::portable, InstructionSet::avx2, InstructionSet::avx512};
+
+bool supported(InstructionSet set) {
+#if defined(__x86_64__)
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512vnni");
+#else
+    const bool avx2 = false;
+    const bool avx512 = false;
+#endif
+    switch (set) {
+        case InstructionSet::portable: return true;
+        case InstructionSet::avx2: return avx2;
+        case InstructionSet::avx512: return avx512;
+    }
+    return false;
+}
+
+}  // namespace
+
+const char* name_of(InstructionSet set) {
+    switch (set) {
+        case InstructionSet::portable: return "portable";
+        case InstructionSet::avx2: return "avx2";
+        case InstructionSet::avx512: return "avx512";
+    }
+    return "?";
+}
+
+std::vector<InstructionSet> supported_instruction_sets() {
+    std::vector<InstructionSet> sets;
+    for (InstructionSet set : kAll)
+        if (supported(set)) sets.push_back(set);
+    return sets;
+}
+
+InstructionSet choose_instruction_set() {
+    const char* forced = std::getenv("OPTIMC_ISA");
+    return choose_instruction_set(forced == nullptr ? "" : forced);
+}
+
+InstructionSet choose_instruction_set(const std::string& name) {
+    const std::vector<InstructionSet> sets = supported_instruction_sets();
+    if (name.empty()) return sets.back();
+    for (InstructionSet set : kAll) {
+        if (name != name_of(set)) continue;
+        if (supported(set)) return set;
+        throw std::invalid_argument("OPTIMC_ISA=" + name + ": this machine lacks it; it can run up to " +
+                                    name_of(sets.back()));
+    }
+    throw std::invalid_argument("OPTIMC_ISA=" + name + ": unknown; use portable, avx2 or avx512");
+}
+
+}  // namespace optimc

@@ -1,0 +1,25 @@
+// Which kernels this machine runs. Chosen when the module is loaded, never when it is built.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace optimc {
+
+enum class InstructionSet { portable, avx2, avx512 };
+
+// "portable", "avx2", "avx512".
+const char* name_of(InstructionSet set);
+
+// The sets this machine can run, slowest first. avx512 means F, BW, DQ, VL, VNNI and what avx2 needs; avx2 means AVX2,
+// FMA and F16C.
+std::vector<InstructionSet> supported_instruction_sets();
+
+// The set named by the environment variable OPTIMC_ISA, else the fastest supported one.
+// Throws std::invalid_argument if the name is unknown or this machine lacks the set.
+InstructionSet choose_instruction_set();
+
+// As above for a given name; an empty one means the fastest.
+InstructionSet choose_instruction_set(const std::string& name);
+
+}  // namespace optimc

@@ -1,0 +1,156 @@
+// The keys and values of one chunk, made ready for tiles.
+#pragma once
+
+#include "kernels/attention_keys.h"
+#include "kernels/attention_tile.h"
+
+namespace optimc::OPTIMC_ISA {
+
+constexpr int kChunkGroups = kChunkKeys / kKeyGroup;
+
+// Only keys [begin, end) of the chunk are there; lanes beside them hold anything.
+struct Chunk {
+    int begin;
+    int end;
+    KvType type;  // of the elements that `keys` and `values` point to: the cache's, or float32 after widening
+    const std::uint8_t* keys[kChunkGroups];
+    std::int64_t key_row_bytes;
+    const std::uint8_t* values[kChunkKeys];
+    alignas(64) float key_scales[kChunkKeys];
+    alignas(64) float key_minimums[kChunkKeys];
+    alignas(64) float value_scales[kChunkKeys];
+    alignas(64) float value_minimums[kChunkKeys];
+};
+
+// Memory for a chunk that is not read where it lies.
+struct ChunkCopy {
+    float* keys;    // [D, 64]
+    float* values;  // [64, Dp]
+};
+
+// One key/value head of a layer.
+struct CacheHead {
+    const KvLayer& layer;
+    KvParts parts;
+    int head;
+
+    const std::uint8_t* of_block(std::int64_t block) const { return kv_head(layer, parts, block, head); }
+};
+
+// Sixteen keys that lie beside each other.
+inline void place_group(const CacheHead& cache, const std::uint8_t* head, int offset, int group, Chunk& chunk) {
+    const KvType type = cache.layer.type;
+    chunk.keys[group] = head + offset * (type == KvType::int4 ? 1 : kv_type_bits(type) / 8);
+    const std::int64_t row_bytes = kv_value_row_bytes(type, cache.layer.head_dim);
+    const std::uint8_t* values = head + cache.parts.values + offset * row_bytes;
+    const int first = group * kKeyGroup;
+    for (int i = 0; i < kKeyGroup; ++i) chunk.values[first + i] = values + i * row_bytes;
+    if (kv_has_scales(type)) {
+        store(chunk.key_scales + first, load((const float*)(head + cache.parts.key_scales) + offset));
+        store(chunk.value_scales + first, load((const float*)(head + cache.parts.value_scales) + offset));
+    }
+    if (kv_has_minimums(type)) {
+        store(chunk.key_minimums + first, load((const float*)(head + cache.parts.key_minimums) + offset));
+        store(chunk.value_minimums + first, load((const float*)(head + cache.parts.value_minimums) + offset));
+    }
+}
+
+// One key, wherever it lies.
+inline float key_element(const CacheHead& cache, const std::uint8_t* head, int offset, int d) {
+    const std::int64_t row_bytes = kv_key_row_bytes(cache.layer.type, cache.layer.block_size);
+    switch (cache.layer.type) {
+        case KvType::float32: return ((const float*)(head + d * row_bytes))[offset];
+        case KvType::int8: return static_cast<float>(((const std::int8_t*)(head + d * row_bytes))[offset]);
+        case KvType::int4: return static_cast<float>(head[(d >> 1) * row_bytes + offset] >> (d & 1 ? 4 : 0) & 15);
+        case KvType::bfloat16: break;
+    }
+    const std::uint32_t bits = static_cast<std::uint32_t>(((const std::uint16_t*)(head + d * row_bytes))[offset]) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline void place_key(const CacheHead& cache, const std::uint8_t* head, int offset, int at, Chunk& chunk,
+                      const ChunkCopy& copy) {
+    const KvType type = cache.layer.type;
+    for (int d = 0; d < cache.layer.head_dim; ++d) copy.keys[d * kChunkKeys + at] = key_element(cache, head, offset, d);
+    chunk.values[at] = head + cache.parts.values + offset * kv_value_row_bytes(type, cache.layer.head_dim);
+    if (kv_has_scales(type)) {
+        chunk.key_scales[at] = ((const float*)(head + cache.parts.key_scales))[offset];
+        chunk.value_scales[at] = ((const float*)(head + cache.parts.value_scales))[offset];
+    }
+    if (kv_has_minimums(type)) {
+        chunk.key_minimums[at] = ((const float*)(head + cache.parts.key_minimums))[offset];
+        chunk.value_minimums[at] = ((const float*)(head + cache.parts.value_minimums))[offset];
+    }
+}
+
+template <KvType type>
+inline void widen_keys(const Chunk& chunk, int group, int head_dim, float* keys) {
+    const KeyMatrix<type> matrix{chunk.keys, chunk.key_row_bytes};
+    for (int d = 0; d < head_dim; ++d) {
+        store(keys + d * kChunkKeys + group * kKeyGroup, matrix.load(d, (d & 1) != 0, group));
+    }
+}
+
+template <KvType type>
+inline void widen_values(Chunk& chunk, int width, float* values) {
+    const ValueMatrix<type> matrix{chunk.values};
+    for (int key = chunk.begin; key < chunk.end; ++key) {
+        float* row = values + key * width;
+        for (int v = 0; v < width / kLanes; ++v) store(row + v * kLanes, matrix.load(key, false, v));
+        chunk.values[key] = (const std::uint8_t*)row;
+    }
+}
+
+// Fill `chunk` with keys [chunk_first + begin, chunk_first + end) of a query's list. `causal`: see VisibleKeys. `widen`: the
+// chunk is used often enough for widening its elements once to pay.
+inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int query, bool causal, int chunk_first,
+                       int begin, int end, bool widen, const ChunkCopy& copy, Chunk& chunk) {
+    const KvLayer& layer = cache.layer;
+    const bool whole_groups = layer.block_size % kKeyGroup == 0;
+    chunk.begin = begin;
+    chunk.end = end;
+    chunk.type = layer.type;
+    chunk.key_row_bytes = kv_key_row_bytes(layer.type, layer.block_size);
+    bool gathered[kChunkGroups] = {};
+    const int first_group = begin / kKeyGroup, last_group = (end - 1) / kKeyGroup;
+    bool copied = widen && layer.type != KvType::float32;
+    for (int g = first_group; g <= last_group; ++g) {
+        gathered[g] = !whole_groups || (!causal && chunk_first + (g + 1) * kKeyGroup > sequence.context);
+        copied |= gathered[g];
+    }
+    for (int g = first_group; g <= last_group; ++g) {
+        const int from = g == first_group && gathered[g] ? begin : g * kKeyGroup;
+        const int to = (g + 1) * kKeyGroup < end ? (g + 1) * kKeyGroup : end;
+        KeyWalk walk(sequence, query, causal, layer.block_size, chunk_first + from);
+        if (!gathered[g]) {
+            place_group(cache, cache.of_block(walk.block), walk.offset, g, chunk);
+            if (!copied) continue;
+            switch (layer.type) {
+                case KvType::float32: widen_keys<KvType::float32>(chunk, g, layer.head_dim, copy.keys); break;
+                case KvType::bfloat16: widen_keys<KvType::bfloat16>(chunk, g, layer.head_dim, copy.keys); break;
+                case KvType::int8: widen_keys<KvType::int8>(chunk, g, layer.head_dim, copy.keys); break;
+                case KvType::int4: widen_keys<KvType::int4>(chunk, g, layer.head_dim, copy.keys); break;
+            }
+            continue;
+        }
+        for (int at = from; at < to; ++at) {
+            place_key(cache, cache.of_block(walk.block), walk.offset, at, chunk, copy);
+            if (at + 1 < to) walk.next();
+        }
+    }
+    if (!copied) return;
+    const int width = kv_value_width(layer.type, layer.head_dim);
+    switch (layer.type) {
+        case KvType::float32: break;
+        case KvType::bfloat16: widen_values<KvType::bfloat16>(chunk, width, copy.values); break;
+        case KvType::int8: widen_values<KvType::int8>(chunk, width, copy.values); break;
+        case KvType::int4: widen_values<KvType::int4>(chunk, width, copy.values); break;
+    }
+    chunk.type = KvType::float32;
+    chunk.key_row_bytes = kChunkKeys * sizeof(float);
+    for (int g = first_group; g <= last_group; ++g) chunk.keys[g] = (const std::uint8_t*)(copy.keys + g * kKeyGroup);
+}
+
+}  // namespace optimc::OPTIMC_ISA

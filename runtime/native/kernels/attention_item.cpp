@@ -1,0 +1,144 @@
+// Attend to the cache: one piece of a step's attention.
+#include "kernels/attention_softmax.h"
+#include "kernels/declarations.h"
+
+namespace optimc::OPTIMC_ISA {
+
+namespace {
+
+// From this many rows on, widening a chunk once beats widening it in every tile.
+constexpr int kWidenRows = 3 * kTileRows;
+
+void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last,
+                          int chunk_first) {
+    constexpr KvType f32 = KvType::float32, bf16 = KvType::bfloat16, i8 = KvType::int8, i4 = KvType::int4;
+    const bool widened = chunk.type == f32;
+    switch (call.cache.type) {
+        case f32: return attend_chunk<f32, f32>(call, chunk, rows, first, last, chunk_first);
+        case bf16:
+            return widened ? attend_chunk<bf16, f32>(call, chunk, rows, first, last, chunk_first)
+                           : attend_chunk<bf16, bf16>(call, chunk, rows, first, last, chunk_first);
+        case i8:
+            return widened ? attend_chunk<i8, f32>(call, chunk, rows, first, last, chunk_first)
+                           : attend_chunk<i8, i8>(call, chunk, rows, first, last, chunk_first);
+        case i4:
+            return widened ? attend_chunk<i4, f32>(call, chunk, rows, first, last, chunk_first)
+                           : attend_chunk<i4, i4>(call, chunk, rows, first, last, chunk_first);
+    }
+}
+
+// Some rows of an item: row `r` of the block is row `first + r` of the item.
+struct RowBlock {
+    const AttentionCall& call;
+    const AttentionItem& item;
+    const StepSequence sequence;
+    const CacheHead cache;
+    const int group;
+    const std::int64_t first;
+    QueryRows rows;
+    bool causal = true;  // all of them
+
+    int query_of(int r) const { return item.query_begin + static_cast<int>((first + r) / group); }
+    int head_of(int r) const { return item.kv_head * group + static_cast<int>((first + r) % group); }
+    std::int64_t token_of(int r) const { return call.step->query_start[item.sequence] + query_of(r); }
+
+    void load_rows() {
+        for (int r = 0; r < rows.count; ++r) {
+            load_query(call, token_of(r), head_of(r), r, rows);
+            if (r > 0 && query_of(r) == query_of(r - 1)) {
+                rows.begin[r] = rows.begin[r - 1];
+                rows.end[r] = rows.end[r - 1];
+                continue;
+            }
+            const VisibleKeys keys = visible_keys(sequence, query_of(r), call.spec.window, call.cache.block_size);
+            rows.begin[r] = keys.begin;
+            rows.end[r] = keys.end;
+            causal &= keys.causal;
+        }
+    }
+
+    // Rows [from, to) see the same list of keys, or lists that agree in this chunk.
+    void attend(int from, int to, bool shared, int chunk_first) const {
+        const ChunkKeys any = keys_of_any(rows, from, to, chunk_first);
+        if (any.none()) return;
+        Chunk chunk;
+        read_chunk(cache, sequence, query_of(from), shared, chunk_first, any.begin, any.end, to - from >= kWidenRows,
+                   rows.copy, chunk);
+        attend_rows_to_chunk(call, chunk, rows, from, to, chunk_first);
+    }
+
+    void attend_split(int split_first) const {
+        clear_split(rows);
+        for (int at = split_first; at < split_first + kSplitKeys; at += kChunkKeys) {
+            if (causal || at + kChunkKeys <= sequence.context) {
+                attend(0, rows.count, true, at);
+                continue;
+            }
+            for (int from = 0, to; from < rows.count; from = to) {
+                for (to = from + 1; to < rows.count && query_of(to) == query_of(from);) ++to;
+                attend(from, to, false, at);
+            }
+        }
+    }
+
+    void run(float* partials) {
+        load_rows();
+        const int width = rows.width;
+        const bool has_minimums = kv_has_minimums(call.cache.type);
+        const std::int64_t unit = attention_partial_floats(call.spec.head_dim);
+        const std::int64_t splits = item.split_end - item.split_begin;
+        const auto all = [&](int r) {
+            return RowState{rows.all_values + r * width, rows.all_largest + r, rows.all_sums + r};
+        };
+        if (item.partial < 0) {
+            for (int r = 0; r < rows.count; ++r) clear_row(all(r), width);
+        }
+        for (int split = item.split_begin; split < item.split_end; ++split) {
+            attend_split(split * kSplitKeys);
+            for (int r = 0; r < rows.count; ++r) {
+                float weight_sum;
+                const RowState state = end_split(rows, r, has_minimums, &weight_sum);
+                if (item.partial < 0) {
+                    merge_split(all(r), state.values, *state.largest, *state.sum, width);
+                    continue;
+                }
+                float* partial =
+                    partials + (item.partial + (first + r) * splits + (split - item.split_begin)) * unit;
+                for (int d = 0; d < width; d += kLanes) store(partial + d, load(state.values + d));
+                partial[width] = *state.largest;
+                partial[width + 1] = *state.sum;
+            }
+        }
+        if (item.partial >= 0) return;
+        for (int r = 0; r < rows.count; ++r) {
+            float* out = call.out.data + token_of(r) * call.out.stride + head_of(r) * call.spec.head_dim;
+            finish_row(all(r), out, call.spec.head_dim);
+        }
+    }
+};
+
+}  // namespace
+
+void attention_item(const AttentionCall& call, const AttentionItem& item, float* partials, std::byte* scratch) {
+    const int group = call.spec.num_heads / call.spec.num_kv_heads;
+    const std::int64_t rows = static_cast<std::int64_t>(item.query_end - item.query_begin) * group;
+    for (std::int64_t first = 0; first < rows; first += kBlockRows) {
+        RowBlock block{call,
+                       item,
+                       step_sequence(*call.step, item.sequence),
+                       {call.cache, kv_parts(call.cache), item.kv_head},
+                       group,
+                       first,
+                       {}};
+        place_rows(call.spec.head_dim, scratch, block.rows);
+        block.rows.count = static_cast<int>(rows - first < kBlockRows ? rows - first : kBlockRows);
+        block.run(partials);
+    }
+}
+
+std::size_t attention_scratch(const AttentionSpec& spec) {
+    QueryRows rows;
+    return place_rows(spec.head_dim, nullptr, rows);
+}
+
+}  // namespace optimc::OPTIMC_ISA

@@ -1,0 +1,170 @@
+// One chunk of keys and some query rows: scores, one step of the online softmax, weighted values.
+#pragma once
+
+#include "kernels/attention_rows.h"
+
+namespace optimc::OPTIMC_ISA {
+
+// Keys of the chunk that row `r` sees, counted from the chunk's first.
+struct ChunkKeys {
+    int begin;
+    int end;
+
+    bool none() const { return begin >= end; }
+};
+
+inline ChunkKeys keys_in_chunk(const QueryRows& rows, int r, int chunk_first) {
+    const int begin = rows.begin[r] - chunk_first, end = rows.end[r] - chunk_first;
+    return {begin < 0 ? 0 : begin, end > kChunkKeys ? kChunkKeys : end};
+}
+
+// The first and last key any of the rows [first, last) sees.
+inline ChunkKeys keys_of_any(const QueryRows& rows, int first, int last, int chunk_first) {
+    ChunkKeys any{kChunkKeys, 0};
+    for (int r = first; r < last; ++r) {
+        const ChunkKeys keys = keys_in_chunk(rows, r, chunk_first);
+        if (keys.none()) continue;
+        if (keys.begin < any.begin) any.begin = keys.begin;
+        if (keys.end > any.end) any.end = keys.end;
+    }
+    return any;
+}
+
+// Lanes of group `g` outside `keys` become `other`. What they held does not matter, NaN included.
+inline Vec only_visible(const ChunkKeys& keys, int g, Vec x, Vec other) {
+    const int begin = keys.begin - g * kKeyGroup, end = keys.end - g * kKeyGroup;
+    if (end < kKeyGroup) x = first(end, x, other);
+    if (begin > 0) x = first(begin, other, x);
+    return x;
+}
+
+// Products become scores in place; the largest goes to next_largest.
+template <KvType type>
+inline void finish_scores(const AttentionSpec& spec, const Chunk& chunk, const QueryRows& rows, int r,
+                          const ChunkKeys& keys) {
+    float* scores = rows.scores + r * kChunkKeys;
+    const Vec cap = broadcast(spec.softcap), inverse = broadcast(spec.softcap > 0.0f ? 1.0f / spec.softcap : 0.0f);
+    const Vec query_sum = broadcast(rows.query_sums[r]);
+    Vec best = broadcast(-__builtin_inff());
+    for (int g = keys.begin / kKeyGroup; g * kKeyGroup < keys.end; ++g) {
+        const int at = g * kKeyGroup;
+        Vec x = load(scores + at);
+        if constexpr (type == KvType::int8) x = x * load(chunk.key_scales + at);
+        if constexpr (type == KvType::int4) {
+            x = fma(x, load(chunk.key_scales + at), load(chunk.key_minimums + at) * query_sum);
+        }
+        if (spec.softcap > 0.0f) x = cap * tanh(x * inverse);
+        x = only_visible(keys, g, x, broadcast(-__builtin_inff()));
+        store(scores + at, x);
+        best = max(best, x);
+    }
+    const float chunk_largest = largest(best);
+    rows.next_largest[r] = chunk_largest > rows.largest[r] ? chunk_largest : rows.largest[r];
+}
+
+// Scores become weights in place, already times the scale of the value they go with.
+template <KvType type>
+inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const ChunkKeys& keys) {
+    float* scores = rows.scores + r * kChunkKeys;
+    const Vec top = broadcast(rows.next_largest[r]), factor = broadcast(rows.factors[r]);
+    Vec total = zero(), offset = zero();
+    for (int g = keys.begin / kKeyGroup; g * kKeyGroup < keys.end; ++g) {
+        const int at = g * kKeyGroup;
+        Vec weight = exp(load(scores + at) - top);
+        total = total + weight;
+        if constexpr (type == KvType::int4) {
+            offset = offset + only_visible(keys, g, weight * load(chunk.value_minimums + at), zero());
+        }
+        if constexpr (kv_has_scales(type)) weight = weight * load(chunk.value_scales + at);
+        store(scores + at, weight);
+    }
+    float* sums = rows.weight_sums + r * kLanes;
+    store(sums, fma(load(sums), factor, total));
+    if constexpr (type == KvType::int4) {
+        float* offsets = rows.offsets + r * kLanes;
+        store(offsets, fma(load(offsets), factor, offset));
+    }
+    rows.largest[r] = rows.next_largest[r];
+}
+
+// values = values * factor + weights times values of the chunk, for a tile of rows. A row meets exactly the keys it sees,
+// in order: those that all rows of the tile see together, those before and after row by row.
+template <KvType type>
+inline void weigh_values(const Chunk& chunk, const QueryRows& rows, int first, int count, int width, int chunk_first) {
+    const ValueMatrix<type> matrix{chunk.values};
+    ChunkKeys common{0, kChunkKeys};
+    for (int r = first; r < first + count; ++r) {
+        const ChunkKeys keys = keys_in_chunk(rows, r, chunk_first);
+        if (keys.begin > common.begin) common.begin = keys.begin;
+        if (keys.end < common.end) common.end = keys.end;
+    }
+    const auto alone = [&](int r, int begin, int end) {
+        if (begin >= end) return;
+        weigh_tile<type, 1>(rows.scores + r * kChunkKeys, matrix, begin, end, rows.factors + r,
+                            rows.values + r * rows.width, rows.width, width);
+        rows.factors[r] = 1.0f;
+    };
+    if (common.none()) {
+        for (int r = first; r < first + count; ++r) {
+            const ChunkKeys keys = keys_in_chunk(rows, r, chunk_first);
+            alone(r, keys.begin, keys.end);
+        }
+        return;
+    }
+    for (int r = first; r < first + count; ++r) alone(r, keys_in_chunk(rows, r, chunk_first).begin, common.begin);
+    with_rows(count, [&]<int tile>() {
+        weigh_tile<type, tile>(rows.scores + first * kChunkKeys, matrix, common.begin, common.end, rows.factors + first,
+                               rows.values + first * rows.width, rows.width, width);
+    });
+    for (int r = first; r < first + count; ++r) {
+        rows.factors[r] = 1.0f;
+        alone(r, common.end, keys_in_chunk(rows, r, chunk_first).end);
+    }
+}
+
+// Rows [first, last) are taken in tiles of nearly equal height.
+struct Tiles {
+    int first;
+    int last;
+    int count;
+
+    Tiles(int from, int to) : first(from), last(to), count((to - from + kTileRows - 1) / kTileRows) {}
+    int begin(int tile) const { return first + (last - first) * tile / count; }
+};
+
+// `cache_type` says which scales the chunk has, `type` what its elements are.
+template <KvType cache_type, KvType type>
+inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last,
+                         int chunk_first) {
+    const Tiles tiles(first, last);
+    const KeyMatrix<type> keys{chunk.keys, chunk.key_row_bytes};
+    for (int t = 0; t < tiles.count; ++t) {
+        const int begin = tiles.begin(t), count = tiles.begin(t + 1) - begin;
+        const ChunkKeys any = keys_of_any(rows, begin, begin + count, chunk_first);
+        if (any.none()) continue;
+        with_rows(count, [&]<int tile>() {
+            score_tile<type, tile>(rows.queries + begin * rows.width, rows.width, call.spec.head_dim, keys,
+                                   any.begin / kKeyGroup, (any.end + kKeyGroup - 1) / kKeyGroup,
+                                   rows.scores + begin * kChunkKeys);
+        });
+    }
+    for (int r = first; r < last; ++r) {
+        const ChunkKeys seen = keys_in_chunk(rows, r, chunk_first);
+        rows.next_largest[r] = rows.largest[r];
+        if (!seen.none()) finish_scores<cache_type>(call.spec, chunk, rows, r, seen);
+    }
+    for (int r = first; r < last; r += kLanes) {
+        const int n = last - r < kLanes ? last - r : kLanes;
+        store_first(rows.factors + r, exp(load_first(rows.largest + r, n) - load_first(rows.next_largest + r, n)), n);
+    }
+    for (int r = first; r < last; ++r) {
+        const ChunkKeys seen = keys_in_chunk(rows, r, chunk_first);
+        if (!seen.none()) weigh_scores<cache_type>(chunk, rows, r, seen);
+    }
+    const int width = kv_value_width(cache_type, call.spec.head_dim);
+    for (int t = 0; t < tiles.count; ++t) {
+        weigh_values<type>(chunk, rows, tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), width, chunk_first);
+    }
+}
+
+}  // namespace optimc::OPTIMC_ISA

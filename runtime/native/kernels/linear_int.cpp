@@ -1,0 +1,63 @@
+// Products of 8-bit activations with weights in integer codes.
+//
+// One path for every number of rows: tiles of a few rows by a panel, codes unpacked in registers. Per element: exact
+// integer sums per group, then total = fma(float(sum), weight scale * activation scale, total), groups in order.
+#include <cassert>
+
+#include "kernels/declarations.h"
+#include "kernels/epilogue.h"
+
+#if defined(OPTIMC_AVX512)
+#include "kernels/dot_avx512.h"
+#elif defined(OPTIMC_AVX2)
+#include "kernels/dot_avx2.h"
+#else
+#include "kernels/dot_portable.h"
+#endif
+
+namespace optimc::OPTIMC_ISA {
+
+namespace {
+
+// sums[rows][32] = products of `rows` rows, at most kRows, with the panel at `data`.
+template <int Bits, int kRows = kTileRows>
+void dot_rows(std::int64_t rows, const IntWeight& weight, const std::uint8_t* data, const QuantizedRows& x,
+              std::int64_t row, float* sums) {
+    if constexpr (kRows > 1) {
+        if (rows < kRows) return dot_rows<Bits, kRows - 1>(rows, weight, data, x, row, sums);
+    }
+    dot_tile<kRows, Bits>(weight, data, x, row, sums);
+}
+
+}  // namespace
+
+void linear_int(const IntWeight& weight, const QuantizedRows& x, const Epilogue& epilogue, std::int64_t row_begin,
+                std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end, std::byte*) {
+    const bool gated = epilogue.gate != Gate::none;
+    assert(x.groups == weight.groups() && (!gated || (panel_begin % 2 == 0 && panel_end % 2 == 0)));
+    const std::int64_t rows = row_end - row_begin;
+    const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    const std::int64_t panel_bytes = weight.panel_bytes();
+    alignas(64) float sums[2][kTileRows * kPanelRows];
+
+    for (std::int64_t panel = panel_begin; panel < panel_end; panel += gated ? 2 : 1) {
+        const std::uint8_t* data = weight.data + panel * panel_bytes;
+        for (std::int64_t tile = 0; tile < tiles; ++tile) {
+            // Tiles of equal height, give or take a row.
+            const std::int64_t row = row_begin + rows * tile / tiles;
+            const std::int64_t height = row_begin + rows * (tile + 1) / tiles - row;
+            const auto dot = weight.bits == 4 ? dot_rows<4> : dot_rows<8>;
+            dot(height, weight, data, x, row, sums[0]);
+            if (gated) dot(height, weight, data + panel_bytes, x, row, sums[1]);
+            for (std::int64_t r = 0; r < height; ++r) {
+                if (gated) {
+                    finish_gated_pair(epilogue, row + r, panel / 2, sums[0] + r * kPanelRows, sums[1] + r * kPanelRows);
+                } else {
+                    finish_panel(epilogue, row + r, panel, sums[0] + r * kPanelRows);
+                }
+            }
+        }
+    }
+}
+
+}  // namespace optimc::OPTIMC_ISA

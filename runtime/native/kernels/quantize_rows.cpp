@@ -1,0 +1,81 @@
+// Activations to 8 bits, one scale per row and group.
+#include "kernels/declarations.h"
+#include "kernels/vec.h"
+
+namespace optimc::OPTIMC_ISA {
+
+namespace {
+
+// Below this a group counts as zero: its scale would be subnormal, and the reciprocal infinite.
+constexpr float kSmallest = 127 * 1.17549435e-38f;
+
+// `count` (at most 16) features from `begin` on, zeros behind them.
+inline Vec take(const float* x, const std::int32_t* permutation, std::int64_t begin, int count) {
+    if (permutation == nullptr) return load_first(x + begin, count);
+    float taken[kLanes] = {};
+    for (int i = 0; i < count; ++i) taken[i] = x[permutation[begin + i]];
+    return load(taken);
+}
+
+struct GroupCodes {
+    float scale;
+    std::int32_t sum;
+};
+
+// One group of `count` features, `padded` with padding.
+inline GroupCodes quantize_group(const float* x, const std::int32_t* permutation, std::int64_t begin, std::int64_t count,
+                                 std::int64_t padded, std::int8_t* codes) {
+    Vec size = zero();
+    // Zero times a feature is zero, or NaN if the feature is infinite or NaN.
+    Vec poison = zero();
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+        const Vec value = take(x, permutation, begin + i, count - i < kLanes ? static_cast<int>(count - i) : kLanes);
+        size = max(size, abs(value));
+        poison = fma(value, zero(), poison);
+    }
+    const float bad = sum(poison);
+    const float most = largest(size);
+    if (bad != bad || !(most >= kSmallest)) {
+        std::memset(codes, 0, static_cast<std::size_t>(padded));
+        return {bad, 0};
+    }
+    // Multiplying by the reciprocal moves a quotient by an ulp at most: a code differs from round(x / scale) only where
+    // both neighbours are as near.
+    const Vec inverse = broadcast(127.0f / most);
+    Vec total = zero();
+    for (std::int64_t i = 0; i < padded; i += kLanes) {
+        const std::int64_t left = count - i;
+        const Vec value = take(x, permutation, begin + i, left < kLanes ? static_cast<int>(left) : kLanes);
+        const Vec code = round(value * inverse);
+        total = total + code;
+        if (padded - i >= kLanes) {
+            store_i8(codes + i, code);
+        } else {
+            std::int8_t last[kLanes];
+            store_i8(last, code);
+            std::memcpy(codes + i, last, 8);
+        }
+    }
+    return {most / 127.0f, static_cast<std::int32_t>(sum(total))};
+}
+
+}  // namespace
+
+void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const std::int32_t* permutation,
+                   const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end) {
+    for (std::int64_t row = row_begin; row < row_end; ++row) {
+        const float* values = x.data + row * x.stride;
+        std::int8_t* codes = out.codes + row * out.stride;
+        for (std::int64_t g = 0; g < out.groups; ++g) {
+            const std::int64_t begin = g * group;
+            const std::int64_t count = features - begin < group ? features - begin : group;
+            const std::int64_t padded = (count + 7) / 8 * 8;
+            const GroupCodes result = quantize_group(values, permutation, begin, count, padded, codes);
+            out.scales[row * out.groups + g] = result.scale;
+            out.sums[row * out.groups + g] = result.sum;
+            codes += padded;
+        }
+    }
+}
+
+}  // namespace optimc::OPTIMC_ISA

@@ -1,0 +1,402 @@
+// Python face of the cpu engine: checks shapes, dtypes and every index of a step, releases the GIL while it runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "isa/instruction_set.h"
+#include "kernels/select.h"
+#include "program/builder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace optimc {
+
+namespace {
+
+template <typename T>
+using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Array2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array1<std::uint8_t>;
+using ViewTuple = std::tuple<int, std::int64_t, std::int64_t>;
+using MaybeView = std::optional<ViewTuple>;
+
+View to_view(const ViewTuple& t) { return {std::get<0>(t), std::get<1>(t), std::get<2>(t)}; }
+
+std::optional<View> to_view(const MaybeView& t) {
+    if (!t) return std::nullopt;
+    return to_view(*t);
+}
+
+void require(bool ok, const std::string& message) {
+    if (!ok) throw std::invalid_argument(message);
+}
+
+template <typename T, std::size_t N>
+T named(const std::array<std::pair<const char*, T>, N>& names, const std::string& name, const char* what) {
+    for (const auto& [known, value] : names) {
+        if (name == known) return value;
+    }
+    throw std::invalid_argument(std::string("no ") + what + " '" + name + "'");
+}
+
+constexpr std::array<std::pair<const char*, FloatType>, 3> kFloatTypes{
+    {{"float32", FloatType::float32}, {"bfloat16", FloatType::bfloat16}, {"float16", FloatType::float16}}};
+constexpr std::array<std::pair<const char*, KvType>, 4> kKvTypes{{{"float32", KvType::float32},
+                                                                  {"bfloat16", KvType::bfloat16},
+                                                                  {"int8", KvType::int8},
+                                                                  {"int4", KvType::int4}}};
+constexpr std::array<std::pair<const char*, RowsKind>, 2> kRowsKinds{
+    {{"tokens", RowsKind::tokens}, {"logits", RowsKind::logits}}};
+constexpr std::array<std::pair<const char*, Gate>, 6> kGates{{{"none", Gate::none},
+                                                              {"silu", Gate::silu},
+                                                              {"gelu", Gate::gelu},
+                                                              {"gelu_tanh", Gate::gelu_tanh},
+                                                              {"relu", Gate::relu},
+                                                              {"sigmoid", Gate::sigmoid}}};
+constexpr std::array<std::pair<const char*, ElementwiseOp>, 26> kElementwiseOps{{
+    {"rows", ElementwiseOp::rows},
+    {"vector", ElementwiseOp::vector},
+    {"constant", ElementwiseOp::constant},
+    {"add", ElementwiseOp::add},
+    {"sub", ElementwiseOp::sub},
+    {"mul", ElementwiseOp::mul},
+    {"div", ElementwiseOp::div},
+    {"min", ElementwiseOp::min},
+    {"max", ElementwiseOp::max},
+    {"pow", ElementwiseOp::pow},
+    {"neg", ElementwiseOp::neg},
+    {"abs", ElementwiseOp::abs},
+    {"sqrt", ElementwiseOp::sqrt},
+    {"reciprocal", ElementwiseOp::reciprocal},
+    {"exp", ElementwiseOp::exp},
+    {"log", ElementwiseOp::log},
+    {"sigmoid", ElementwiseOp::sigmoid},
+    {"silu", ElementwiseOp::silu},
+    {"tanh", ElementwiseOp::tanh},
+    {"erf", ElementwiseOp::erf},
+    {"gelu", ElementwiseOp::gelu},
+    {"gelu_tanh", ElementwiseOp::gelu_tanh},
+    {"relu", ElementwiseOp::relu},
+    {"softplus", ElementwiseOp::softplus},
+    {"sin", ElementwiseOp::sin},
+    {"cos", ElementwiseOp::cos},
+}};
+
+std::vector<KvLayerShape> to_layers(const std::vector<std::pair<int, int>>& layers) {
+    std::vector<KvLayerShape> shapes;
+    for (const auto& [heads, dim] : layers) shapes.push_back({heads, dim});
+    return shapes;
+}
+
+// Builder and program, with the arrays they point into.
+struct PyBuilder {
+    std::unique_ptr<Builder> builder;
+    std::vector<nb::object> owners;
+
+    Builder& get() {
+        require(builder != nullptr, "the program was built already");
+        return *builder;
+    }
+};
+
+struct PyProgram {
+    std::unique_ptr<Program> program;
+    std::vector<nb::object> owners;
+
+    Program& get() {
+        require(program != nullptr, "the program is closed");
+        return *program;
+    }
+};
+
+void check_step(const Program& program, const KvPool& pool, const Step& step) {
+    const StepLayout& s = step.layout;
+    require(s.num_tokens > 0, "a step without tokens");
+    require(s.num_tokens <= program.capacity(),
+            std::to_string(s.num_tokens) + " tokens exceed the program's " + std::to_string(program.capacity()));
+    const std::int64_t slots = pool.num_blocks() * pool.block_size();
+    for (std::int64_t t = 0; t < s.num_tokens; ++t) {
+        require(step.tokens[t] >= 0 && step.tokens[t] < program.vocabulary(),
+                "token id " + std::to_string(step.tokens[t]) + " is not in the vocabulary");
+        require(s.slots[t] >= 0 && s.slots[t] < slots, "slot " + std::to_string(s.slots[t]) + " is not in the pool");
+        require(s.positions[t] >= 0, "a negative position");
+    }
+    require(s.query_start[0] == 0 && s.query_start[s.num_sequences] == s.num_tokens,
+            "query_start must go from 0 to the number of tokens");
+    for (std::int64_t b = 0; b < s.num_sequences; ++b) {
+        const std::int64_t queries = s.query_start[b + 1] - s.query_start[b];
+        require(queries > 0 && s.context_len[b] >= 0, "sequence " + std::to_string(b) + " has no tokens");
+        const std::int64_t blocks = (s.context_len[b] + queries + pool.block_size() - 1) / pool.block_size();
+        require(blocks <= s.table_width, "block_table has too few columns for sequence " + std::to_string(b));
+        require(s.tree_mask == nullptr || queries <= s.mask_width, "tree_mask has too few columns");
+        for (std::int64_t i = 0; i < blocks; ++i) {
+            const std::int32_t block = s.block_table[b * s.table_width + i];
+            require(block >= 0 && block < pool.num_blocks(), "block " + std::to_string(block) + " is not in the pool");
+        }
+    }
+    for (std::int64_t r = 0; r < step.num_logits; ++r) {
+        require(step.logits_rows[r] >= 0 && step.logits_rows[r] < s.num_tokens, "a logits row is not in the step");
+    }
+}
+
+using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+// The array borrows the program's memory: `self` keeps it alive, the next step overwrites it.
+Logits execute(nb::object self, Array1<std::int64_t> tokens, Array1<std::int64_t> positions, Array1<std::int64_t> slots,
+               Array1<std::int32_t> query_start, Array1<std::int32_t> context_len, Array2<std::int32_t> block_table,
+               Array1<std::int64_t> logits_rows, std::optional<Array2<bool>> tree_mask) {
+    Program& program = nb::cast<PyProgram&>(self).get();
+    const std::size_t num_tokens = tokens.shape(0);
+    require(positions.shape(0) == num_tokens && slots.shape(0) == num_tokens, "positions and slots must be as long as tokens");
+    require(query_start.shape(0) == context_len.shape(0) + 1 && block_table.shape(0) == context_len.shape(0),
+            "query_start, context_len and block_table must agree on the number of sequences");
+    require(!tree_mask || tree_mask->shape(0) == num_tokens, "tree_mask must have a row for every token");
+    require(logits_rows.shape(0) <= static_cast<std::size_t>(program.capacity()), "more logits rows than rows");
+    Step step = {
+        .layout =
+            {
+                .num_tokens = static_cast<std::int64_t>(num_tokens),
+                .num_sequences = static_cast<std::int64_t>(context_len.shape(0)),
+                .positions = positions.data(),
+                .slots = slots.data(),
+                .query_start = query_start.data(),
+                .context_len = context_len.data(),
+                .block_table = block_table.data(),
+                .table_width = static_cast<std::int64_t>(block_table.shape(1)),
+                .tree_mask = tree_mask ? reinterpret_cast<const std::uint8_t*>(tree_mask->data()) : nullptr,
+                .mask_width = tree_mask ? static_cast<std::int64_t>(tree_mask->shape(1)) : 0,
+            },
+        .tokens = tokens.data(),
+        .logits_rows = logits_rows.data(),
+        .num_logits = static_cast<std::int64_t>(logits_rows.shape(0)),
+    };
+    ConstRows logits;
+    {
+        nb::gil_scoped_release release;
+        check_step(program, program.pool(), step);
+        logits = program.execute(step);
+    }
+    return Logits(const_cast<float*>(logits.data),
+                  {logits_rows.shape(0), static_cast<std::size_t>(program.logits_width())}, self);
+}
+
+void move(PyProgram& self, Array1<std::int64_t> source, Array1<std::int64_t> target) {
+    KvPool& pool = self.get().pool();
+    require(source.shape(0) == target.shape(0), "as many source as target slots");
+    const std::int64_t slots = pool.num_blocks() * pool.block_size();
+    const auto in_pool = [slots](std::int64_t slot) { return slot >= 0 && slot < slots; };
+    require(std::all_of(source.data(), source.data() + source.shape(0), in_pool) &&
+                std::all_of(target.data(), target.data() + target.shape(0), in_pool),
+            "a slot is not in the pool");
+    nb::gil_scoped_release release;
+    pool.move({source.data(), source.shape(0)}, {target.data(), target.shape(0)});
+}
+
+void bind_builder(nb::module_& m) {
+    nb::class_<PyBuilder>(m, "ProgramBuilder", "Puts a cpu program together; ValueError names what does not fit.")
+        .def(
+            "__init__",
+            [](PyBuilder* self, const std::vector<std::pair<int, int>>& layers, int block_size, const std::string& kv_dtype,
+               std::int64_t num_blocks, std::int64_t capacity, std::int64_t arena_bytes) {
+                auto builder = std::make_unique<Builder>(to_layers(layers), block_size,
+                                                         named(kKvTypes, kv_dtype, "KV dtype"), num_blocks, capacity,
+                                                         arena_bytes);
+                new (self) PyBuilder{std::move(builder), {}};
+            },
+            nb::kw_only(), "layers"_a, "block_size"_a, "kv_dtype"_a, "num_blocks"_a, "capacity"_a, "arena_bytes"_a)
+        .def(
+            "int_weight",
+            [](PyBuilder& self, Bytes data, std::int64_t outputs, std::int64_t features, std::int64_t group, int bits,
+               bool zeros, bool wide_scales, int zero_point) {
+                self.owners.push_back(nb::cast(data));
+                return self.get().add_int_weight(
+                    {data.data(), outputs, features, group, bits, zeros, wide_scales, zero_point},
+                    static_cast<std::int64_t>(data.shape(0)));
+            },
+            "data"_a.noconvert(), nb::kw_only(), "outputs"_a, "features"_a, "group"_a, "bits"_a, "zeros"_a,
+            "wide_scales"_a, "zero_point"_a)
+        .def(
+            "float_weight",
+            [](PyBuilder& self, Bytes data, std::int64_t outputs, std::int64_t features, const std::string& dtype) {
+                self.owners.push_back(nb::cast(data));
+                return self.get().add_float_weight({data.data(), outputs, features, named(kFloatTypes, dtype, "dtype")},
+                                                   static_cast<std::int64_t>(data.shape(0)));
+            },
+            "data"_a.noconvert(), nb::kw_only(), "outputs"_a, "features"_a, "dtype"_a)
+        .def(
+            "table",
+            [](PyBuilder& self, Bytes data, std::int64_t rows, std::int64_t features, const std::string& dtype) {
+                self.owners.push_back(nb::cast(data));
+                return self.get().add_table({data.data(), named(kFloatTypes, dtype, "dtype"), rows, features},
+                                            static_cast<std::int64_t>(data.shape(0)));
+            },
+            "data"_a.noconvert(), nb::kw_only(), "rows"_a, "features"_a, "dtype"_a)
+        .def(
+            "vector",
+            [](PyBuilder& self, Array1<float> data) {
+                self.owners.push_back(nb::cast(data));
+                return self.get().add_vector({data.data(), static_cast<std::int64_t>(data.shape(0))});
+            },
+            "data"_a.noconvert())
+        .def(
+            "permutation",
+            [](PyBuilder& self, Array1<std::int32_t> data) {
+                self.owners.push_back(nb::cast(data));
+                return self.get().add_permutation({data.data(), static_cast<std::int64_t>(data.shape(0))});
+            },
+            "data"_a.noconvert())
+        .def(
+            "float_buffer",
+            [](PyBuilder& self, const std::string& rows, std::int64_t width, std::int64_t offset) {
+                return self.get().add_float_buffer(named(kRowsKinds, rows, "kind of rows"), width, offset);
+            },
+            "rows"_a, "width"_a, "offset"_a)
+        .def(
+            "quantized_buffer",
+            [](PyBuilder& self, const std::string& rows, std::int64_t features, std::int64_t group, std::int64_t offset) {
+                return self.get().add_quantized_buffer(named(kRowsKinds, rows, "kind of rows"), features, group, offset);
+            },
+            "rows"_a, "features"_a, "group"_a, "offset"_a)
+        .def(
+            "embed", [](PyBuilder& self, int table, float scale, ViewTuple out) { self.get().embed(table, scale, to_view(out)); },
+            "table"_a, "scale"_a, "out"_a)
+        .def(
+            "norm",
+            [](PyBuilder& self, ViewTuple x, int weight, std::optional<int> bias, float epsilon, std::int64_t heads,
+               bool centred, MaybeView before, MaybeView after, MaybeView sum, MaybeView out,
+               std::optional<int> quantized, std::optional<int> permutation) {
+                self.get().norm(to_view(x), weight, bias, epsilon, heads, centred, to_view(before), to_view(after),
+                                to_view(sum), to_view(out), quantized, permutation);
+            },
+            "x"_a, nb::kw_only(), "weight"_a, "bias"_a.none(), "epsilon"_a, "heads"_a, "centred"_a, "before"_a.none(),
+            "after"_a.none(), "sum"_a.none(), "out"_a.none(), "quantized"_a.none(), "permutation"_a.none())
+        .def(
+            "quantize",
+            [](PyBuilder& self, ViewTuple x, int quantized, std::optional<int> permutation) {
+                self.get().quantize(to_view(x), quantized, permutation);
+            },
+            "x"_a, nb::kw_only(), "quantized"_a, "permutation"_a.none())
+        .def(
+            "linear",
+            [](PyBuilder& self, MaybeView x, std::optional<int> quantized, int weight, std::optional<int> bias,
+               MaybeView residual, const std::string& gate, ViewTuple out) {
+                require(x.has_value() != quantized.has_value(), "give either x or quantized");
+                std::variant<View, int> source;
+                if (x) source = to_view(*x);
+                else source = *quantized;
+                self.get().linear(source, weight, bias, to_view(residual), named(kGates, gate, "gate"), to_view(out));
+            },
+            nb::kw_only(), "x"_a.none(), "quantized"_a.none(), "weight"_a, "bias"_a.none(), "residual"_a.none(), "gate"_a,
+            "out"_a)
+        .def(
+            "rotation",
+            [](PyBuilder& self, int frequencies, float scale, ViewTuple out) {
+                self.get().rotation(frequencies, scale, to_view(out));
+            },
+            "frequencies"_a, "scale"_a, "out"_a)
+        .def(
+            "attention",
+            [](PyBuilder& self, int layer, int num_heads, int num_kv_heads, int head_dim, float scale, std::int64_t window,
+               float softcap, bool interleaved, MaybeView rotation, ViewTuple q, ViewTuple k, ViewTuple v, ViewTuple out) {
+                require(window >= 0 && softcap >= 0, "window and softcap must not be negative");
+                const AttentionSpec spec = {
+                    .num_heads = num_heads,
+                    .num_kv_heads = num_kv_heads,
+                    .head_dim = head_dim,
+                    .scale = scale,
+                    .softcap = softcap,
+                    .window = window,
+                    .rotary_dim = rotation ? static_cast<int>(std::get<2>(*rotation)) : 0,
+                    .interleaved = interleaved,
+                };
+                self.get().attention({spec, layer}, to_view(q), to_view(k), to_view(v), to_view(rotation), to_view(out));
+            },
+            nb::kw_only(), "layer"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a,
+            "interleaved"_a, "rotation"_a.none(), "q"_a, "k"_a, "v"_a, "out"_a)
+        .def(
+            "elementwise",
+            [](PyBuilder& self, const std::vector<std::tuple<std::string, int, int, float>>& steps,
+               const std::vector<ViewTuple>& inputs, const std::vector<int>& vectors, ViewTuple out) {
+                std::vector<ElementwiseStep> converted;
+                for (const auto& [op, a, b, value] : steps) {
+                    converted.push_back({named(kElementwiseOps, op, "elementwise operation"), a, b, value});
+                }
+                std::vector<View> views;
+                for (const ViewTuple& input : inputs) views.push_back(to_view(input));
+                self.get().elementwise(std::move(converted), std::move(views), vectors, to_view(out));
+            },
+            nb::kw_only(), "steps"_a, "inputs"_a, "vectors"_a, "out"_a)
+        .def(
+            "gather_rows",
+            [](PyBuilder& self, ViewTuple x, ViewTuple out) { self.get().gather_rows(to_view(x), to_view(out)); }, "x"_a,
+            "out"_a)
+        .def(
+            "permute",
+            [](PyBuilder& self, ViewTuple x, int permutation, ViewTuple out) {
+                self.get().permute(to_view(x), permutation, to_view(out));
+            },
+            "x"_a, nb::kw_only(), "permutation"_a, "out"_a)
+        .def(
+            "finish",
+            [](PyBuilder& self, int logits, int threads, const std::string& instruction_set) {
+                const Kernels& kernels = kernels_of(choose_instruction_set(instruction_set));
+                auto program = self.get().finish(logits, kernels, threads);
+                self.builder.reset();
+                return std::make_unique<PyProgram>(PyProgram{std::move(program), std::move(self.owners)});
+            },
+            "logits"_a, nb::kw_only(), "threads"_a, "instruction_set"_a);
+}
+
+}  // namespace
+
+}  // namespace optimc
+
+void bind_program(nb::module_& m) {
+    using namespace optimc;
+    m.def("supported_instruction_sets", [] {
+        std::vector<std::string> names;
+        for (InstructionSet set : supported_instruction_sets()) names.emplace_back(name_of(set));
+        return names;
+    });
+    m.def("default_instruction_set", [] { return std::string(name_of(choose_instruction_set())); },
+          "The set OPTIMC_ISA names, else the fastest this machine runs. Raises ValueError for a set it lacks.");
+    m.def(
+        "kv_block_bytes",
+        [](const std::vector<std::pair<int, int>>& layers, int block_size, const std::string& kv_dtype) {
+            return KvPool::block_bytes(to_layers(layers), block_size, named(kKvTypes, kv_dtype, "KV dtype"));
+        },
+        nb::kw_only(), "layers"_a, "block_size"_a, "kv_dtype"_a,
+        "Bytes of one block over all layers of (KV heads, head dim), scales included.");
+    bind_builder(m);
+    nb::class_<PyProgram>(m, "Program", "A program ready to run. Not thread-safe.")
+        .def_prop_ro("threads", [](PyProgram& self) { return self.get().threads(); })
+        .def_prop_ro("instruction_set", [](PyProgram& self) { return std::string(self.get().kernels().name); })
+        .def("execute", &execute, nb::rv_policy::reference, "tokens"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
+             "query_start"_a.noconvert(), "context_len"_a.noconvert(), "block_table"_a.noconvert(),
+             "logits_rows"_a.noconvert(), "tree_mask"_a.noconvert().none(),
+             "Run one step; the arrays are those of StepPlan. The logits [R, V] are overwritten by the next step.")
+        .def("move", &move, "source"_a.noconvert(), "target"_a.noconvert())
+        .def("close", [](PyProgram& self) {
+            self.program.reset();
+            self.owners.clear();
+        }, "Release threads, pool and weights.");
+}

@@ -1,0 +1,48 @@
+#include "program/kv_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/kv_layout.h"
+#include "kernels/kv_move.h"
+
+namespace optimc {
+
+KvPool::KvPool(std::vector<KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks)
+    : block_size_(block_size), num_blocks_(num_blocks) {
+    std::int64_t total = 0;
+    std::vector<std::int64_t> starts;
+    for (const KvLayerShape& shape : layers) {
+        starts.push_back(total);
+        total += aligned(num_blocks * kv_block_bytes(type, block_size, shape.num_kv_heads, shape.head_dim));
+    }
+    memory_ = allocate_aligned(total);
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        layers_.push_back({
+            .data = reinterpret_cast<std::uint8_t*>(memory_.get()) + starts[i],
+            .num_blocks = num_blocks,
+            .block_size = block_size,
+            .num_kv_heads = layers[i].num_kv_heads,
+            .head_dim = layers[i].head_dim,
+            .type = type,
+        });
+    }
+}
+
+std::int64_t KvPool::block_bytes(std::span<const KvLayerShape> layers, int block_size, KvType type) {
+    std::int64_t total = 0;
+    for (const KvLayerShape& shape : layers) {
+        total += kv_block_bytes(type, block_size, shape.num_kv_heads, shape.head_dim);
+    }
+    return total;
+}
+
+void KvPool::move(std::span<const std::int64_t> source, std::span<const std::int64_t> target) {
+    const auto count = static_cast<std::int64_t>(source.size());
+    std::size_t most = 0;
+    for (const KvLayer& layer : layers_) most = std::max(most, kv_move_scratch(layer, count));
+    const auto scratch = std::make_unique_for_overwrite<std::byte[]>(most);
+    for (const KvLayer& layer : layers_) kv_move(layer, source.data(), target.data(), count, scratch.get());
+}
+
+}  // namespace optimc

@@ -1,0 +1,41 @@
+// The paged KV cache of all layers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/types.h"
+#include "program/workspace.h"
+
+namespace optimc {
+
+struct KvLayerShape {
+    int num_kv_heads;
+    int head_dim;
+};
+
+class KvPool {
+  public:
+    // P blocks of S slots for every layer. Memory is the system's until it is touched. Throws std::bad_alloc.
+    KvPool(std::vector<KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks);
+
+    // Bytes of one block over all layers, scales included.
+    static std::int64_t block_bytes(std::span<const KvLayerShape> layers, int block_size, KvType type);
+
+    const KvLayer& layer(std::size_t index) const { return layers_[index]; }
+    std::size_t num_layers() const { return layers_.size(); }
+    std::int64_t num_blocks() const { return num_blocks_; }
+    int block_size() const { return block_size_; }
+
+    // Copy slots in every layer, as if all were read before any is written.
+    void move(std::span<const std::int64_t> source, std::span<const std::int64_t> target);
+
+  private:
+    std::vector<KvLayer> layers_;
+    int block_size_;
+    std::int64_t num_blocks_;
+    AlignedBytes memory_;
+};
+
+}  // namespace optimc

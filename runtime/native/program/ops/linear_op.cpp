@@ -1,0 +1,70 @@
+#include "program/ops/linear_op.h"
+
+namespace optimc {
+
+namespace {
+
+// A thread's rows and panels.
+struct Part {
+    Range rows;
+    Range panels;
+};
+
+// Rows are split only where panels alone would leave threads idle: each part reads all of its panels' weights.
+Part my_part(std::int64_t rows, std::int64_t units, std::int64_t panels_per_unit, int thread, int threads) {
+    constexpr std::int64_t kFewestRows = 64;
+    int row_parts = 1;
+    std::int64_t best = rows * ((units + threads - 1) / threads);
+    for (int parts = 2; parts <= threads && rows / parts >= kFewestRows; ++parts) {
+        if (threads % parts != 0) continue;
+        const int unit_parts = threads / parts;
+        const std::int64_t cost = (rows + parts - 1) / parts * ((units + unit_parts - 1) / unit_parts);
+        if (cost < best) {
+            best = cost;
+            row_parts = parts;
+        }
+    }
+    const int unit_parts = threads / row_parts;
+    const Range unit_range = share(units, thread % unit_parts, unit_parts);
+    return {share(rows, thread / unit_parts, row_parts),
+            {unit_range.begin * panels_per_unit, unit_range.end * panels_per_unit}};
+}
+
+}  // namespace
+
+void LinearOp::run(const Context& context, int thread) {
+    const Workspace& workspace = context.workspace;
+    const std::int64_t rows = context.step.rows(workspace.buffer(out_).rows);
+    const std::int64_t panels = std::visit([](const auto& weight) { return weight.panels(); }, weight_);
+    const std::int64_t panels_per_unit = gate_ == Gate::none ? 1 : 2;
+    const Part part = my_part(rows, panels / panels_per_unit, panels_per_unit, thread, context.team.size());
+    if (part.rows.begin == part.rows.end || part.panels.begin == part.panels.end) return;
+    const Epilogue epilogue = {
+        .out = workspace.rows(out_),
+        .outputs = out_.width,
+        .bias = bias_,
+        .residual = residual_ ? workspace.const_rows(*residual_) : ConstRows{nullptr, 0},
+        .gate = gate_,
+    };
+    if (const auto* codes = std::get_if<IntWeight>(&weight_)) {
+        if (const int* quantized = std::get_if<int>(&x_)) {
+            context.kernels.linear_int(*codes, workspace.quantized_rows(*quantized, rows, thread), epilogue,
+                                       part.rows.begin, part.rows.end, part.panels.begin, part.panels.end,
+                                       workspace.scratch(thread));
+        } else {
+            context.kernels.linear_int_exact(*codes, workspace.const_rows(std::get<View>(x_)), epilogue, part.rows.begin,
+                                             part.rows.end, part.panels.begin, part.panels.end,
+                                             workspace.scratch(thread));
+        }
+    } else {
+        context.kernels.linear_float(std::get<FloatWeight>(weight_), workspace.const_rows(std::get<View>(x_)), epilogue,
+                                     part.rows.begin, part.rows.end, part.panels.begin, part.panels.end);
+    }
+}
+
+std::size_t LinearOp::scratch_bytes(const Kernels& kernels) const {
+    const auto* codes = std::get_if<IntWeight>(&weight_);
+    return codes == nullptr ? 0 : kernels.linear_int_scratch(*codes);
+}
+
+}  // namespace optimc

@@ -1,0 +1,111 @@
+// Operations whose work is split by rows.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "program/op.h"
+
+namespace optimc {
+
+// A weight that rows are looked up in.
+struct EmbeddingTable {
+    const void* table;  // row-major, or nullptr: `codes` holds the rows
+    FloatType type;
+    IntWeight codes;
+    std::int64_t features;
+};
+
+class EmbedOp final : public Op {
+  public:
+    EmbedOp(const EmbeddingTable& table, float scale, View out) : table_(table), scale_(scale), out_(out) {}
+    void run(const Context& context, int thread) override;
+
+  private:
+    EmbeddingTable table_;
+    float scale_;
+    View out_;
+};
+
+class NormOp final : public Op {
+  public:
+    NormOp(const Norm& norm, View x, std::optional<View> before, std::optional<View> after, std::optional<View> sum,
+           std::optional<View> out, std::optional<int> quantized, const std::int32_t* permutation)
+        : norm_(norm), x_(x), before_(before), after_(after), sum_(sum), out_(out), quantized_(quantized),
+          permutation_(permutation) {}
+    void run(const Context& context, int thread) override;
+    bool is_private(const Context& context) const override;
+    std::size_t scratch_bytes(const Kernels& kernels) const override;
+
+  private:
+    Norm norm_;
+    View x_;
+    std::optional<View> before_, after_, sum_, out_;
+    std::optional<int> quantized_;
+    const std::int32_t* permutation_;
+};
+
+class QuantizeOp final : public Op {
+  public:
+    QuantizeOp(View x, int quantized, const std::int32_t* permutation)
+        : x_(x), quantized_(quantized), permutation_(permutation) {}
+    void run(const Context& context, int thread) override;
+    bool is_private(const Context& context) const override;
+
+  private:
+    View x_;
+    int quantized_;
+    const std::int32_t* permutation_;
+};
+
+// out = scale * (cos, sin)(position * frequency), all in float32 as the model's own code computes them.
+class RotationOp final : public Op {
+  public:
+    RotationOp(const float* frequencies, float scale, View out)
+        : frequencies_(frequencies), scale_(scale), out_(out) {}
+    void run(const Context& context, int thread) override;
+
+  private:
+    const float* frequencies_;
+    float scale_;
+    View out_;
+};
+
+class ElementwiseOperation final : public Op {
+  public:
+    ElementwiseOperation(std::vector<ElementwiseStep> steps, std::vector<View> inputs, std::vector<const float*> vectors,
+                         View out)
+        : steps_(std::move(steps)), inputs_(std::move(inputs)), vectors_(std::move(vectors)), out_(out) {}
+    void run(const Context& context, int thread) override;
+
+  private:
+    std::vector<ElementwiseStep> steps_;
+    std::vector<View> inputs_;
+    std::vector<const float*> vectors_;
+    View out_;
+};
+
+// out[r] = x[logits_rows[r]].
+class GatherRowsOp final : public Op {
+  public:
+    GatherRowsOp(View x, View out) : x_(x), out_(out) {}
+    void run(const Context& context, int thread) override;
+
+  private:
+    View x_;
+    View out_;
+};
+
+// out[t, j] = x[t, permutation[j]].
+class PermuteOp final : public Op {
+  public:
+    PermuteOp(View x, const std::int32_t* permutation, View out) : x_(x), permutation_(permutation), out_(out) {}
+    void run(const Context& context, int thread) override;
+
+  private:
+    View x_;
+    const std::int32_t* permutation_;
+    View out_;
+};
+
+}  // namespace optimc

@@ -1,0 +1,57 @@
+// A fixed set of threads that work on one thing together, step after step.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace optimc {
+
+// One counter that threads wait on: for a short while spinning, then yielding, then asleep, so that a waiting thread
+// costs nanoseconds while its mates are about to be done and nothing when they are not.
+class WaitCounter {
+  public:
+    // Return once the value is no longer `old`.
+    void wait_past(std::uint32_t old);
+    // Add one and wake whoever waits.
+    void advance();
+    std::uint32_t value() const { return value_.load(std::memory_order_acquire); }
+
+  private:
+    std::atomic<std::uint32_t> value_{0};
+    std::atomic<std::uint32_t> sleepers_{0};
+};
+
+// The calling thread is thread 0. One caller at a time.
+class ThreadTeam {
+  public:
+    explicit ThreadTeam(int threads);
+    ~ThreadTeam();
+    ThreadTeam(const ThreadTeam&) = delete;
+    ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+    int size() const { return size_; }
+
+    // Call body(argument, thread) on every thread and return when all have returned. It must not throw.
+    void run(void (*body)(void*, int), void* argument);
+
+    // Inside `run`: return once all threads have called it. What they wrote before is visible after.
+    void barrier();
+
+  private:
+    void work(int thread);
+
+    const int size_;
+    std::vector<std::thread> workers_;
+    void (*body_)(void*, int) = nullptr;
+    void* argument_ = nullptr;
+    bool stopping_ = false;
+
+    alignas(64) WaitCounter started_;
+    alignas(64) WaitCounter phase_;
+    alignas(64) std::atomic<int> arrived_{0};
+};
+
+}  // namespace optimc

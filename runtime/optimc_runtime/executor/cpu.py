@@ -1,0 +1,100 @@
+"""The cpu executor: runs a program of fused kernels on weights that stay where the plan file is mapped."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from optimc.errors import EngineError, PlanCorruptError, PlanTargetError
+from optimc.plan import Plan
+from optimc.plan.cpu_program import CpuProgram
+from optimc_runtime import _native
+from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+from optimc_runtime.executor.cores import usable_cores
+from optimc_runtime.executor.cpu_assembly import assemble
+from optimc_runtime.executor.pool_memory import check_pool_memory
+
+BACKEND = "cpu"
+
+
+class CpuExecutor:
+    """Runs steps of a plan lowered for the cpu target. See `Executor`.
+
+    The environment variable OPTIMC_ISA forces an instruction set: portable, avx2 or avx512.
+    """
+
+    def __init__(self, plan: Plan, *, kv_memory_bytes: int | None = None, threads: int | None = None) -> None:
+        """Check the plan, allocate the pool and start the threads.
+
+        `kv_memory_bytes` defaults to the manifest's, `threads` to one per physical core. Raises PlanTargetError if the
+        plan wants another backend or a cache type this one lacks, the memory does not hold one block or exceeds the
+        machine's, or OPTIMC_ISA names a set this machine lacks; PlanCorruptError if its program is damaged.
+        """
+        manifest = plan.manifest
+        if manifest.target.backend != BACKEND:
+            raise PlanTargetError(f"{plan.path}: built for '{manifest.target.backend}', this is the {BACKEND} executor")
+        for name, wanted in manifest.target.requirements.items():
+            raise PlanTargetError(f"{plan.path}: requires {name} {wanted}, which this optimc cannot check; update it")
+        program = _parse(plan)
+        kv = manifest.kv
+        try:
+            instruction_set = _native.default_instruction_set()
+            bytes_per_block = _native.kv_block_bytes(
+                layers=[(layer.num_kv_heads, layer.head_dim) for layer in kv.layers],
+                block_size=kv.block_size,
+                kv_dtype=kv.dtype,
+            )
+        except ValueError as error:
+            raise PlanTargetError(f"{plan.path}: {error}") from error
+        memory = manifest.limits.kv_memory_bytes if kv_memory_bytes is None else kv_memory_bytes
+        num_blocks = check_pool_memory(plan.path, memory, bytes_per_block, kv.block_size)
+        self._pool = KvPoolInfo(num_blocks, kv.block_size, bytes_per_block)
+        self._program = assemble(
+            plan, program, num_blocks=num_blocks, threads=threads or usable_cores(), instruction_set=instruction_set
+        )
+
+    @property
+    def pool(self) -> KvPoolInfo:
+        """The KV pool this executor owns."""
+        return self._pool
+
+    @property
+    def instruction_set(self) -> str:
+        """The set whose kernels run."""
+        name: str = self._program.instruction_set
+        return name
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises EngineError if its arrays reach outside the pool, the program or the vocabulary."""
+        try:
+            logits = self._program.execute(
+                plan.tokens,
+                plan.positions,
+                plan.slots,
+                plan.query_start,
+                plan.context_len,
+                np.ascontiguousarray(plan.block_table),
+                plan.logits_rows,
+                plan.tree_mask,
+            )
+        except ValueError as error:
+            raise EngineError(f"step of {len(plan.tokens)} tokens: {error}") from error
+        return StepResult(logits)
+
+    def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
+        """Copy K/V rows between slots, as if all were read before any is written."""
+        self._program.move(src_slots, dst_slots)
+
+    def close(self) -> None:
+        """Release the pool, the threads and the weights. The executor cannot be used afterwards."""
+        self._program.close()
+
+
+def _parse(plan: Plan) -> CpuProgram:
+    try:
+        return CpuProgram.model_validate(plan.manifest.program)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PlanCorruptError(f"{plan.path}: program section is damaged ({where}: {first['msg']})") from error

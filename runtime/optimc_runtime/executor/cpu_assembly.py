@@ -1,0 +1,202 @@
+"""From a plan's program section to a native program: weights are views of the mapped file, operations are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc.errors import PlanCorruptError
+from optimc.plan import Plan
+from optimc.plan.cpu_program import (
+    Attention,
+    CpuProgram,
+    Elementwise,
+    Embed,
+    FloatBuffer,
+    FloatWeight,
+    GatherRows,
+    IntWeight,
+    Linear,
+    Norm,
+    Op,
+    Permutation,
+    PermuteFeatures,
+    Quantize,
+    Rotation,
+    Table,
+    Vector,
+    View,
+    Weight,
+)
+from optimc_runtime import _native
+
+
+def assemble(
+    plan: Plan, program: CpuProgram, *, num_blocks: int, threads: int, instruction_set: str
+) -> _native.Program:
+    """Return the program ready to run. Raises PlanCorruptError naming the weight or operation that does not fit."""
+    kv = plan.manifest.kv
+    with _Blame(plan, "its KV cache and arena"):
+        builder = _native.ProgramBuilder(
+            layers=[(layer.num_kv_heads, layer.head_dim) for layer in kv.layers],
+            block_size=kv.block_size,
+            kv_dtype=kv.dtype,
+            num_blocks=num_blocks,
+            capacity=program.max_tokens,
+            arena_bytes=program.arena_bytes,
+        )
+    weights: dict[str, int] = {}
+    for name, weight in program.weights.items():
+        with _Blame(plan, f"weight '{name}'"):
+            weights[name] = _add_weight(builder, plan, weight)
+    for buffer in program.buffers:
+        with _Blame(plan, f"buffer '{buffer.name}'"):
+            if isinstance(buffer, FloatBuffer):
+                builder.float_buffer(buffer.rows, buffer.width, buffer.offset)
+            else:
+                builder.quantized_buffer(buffer.rows, buffer.features, buffer.group, buffer.offset)
+    for op in program.ops:
+        with _Blame(plan, f"operation '{op.name}'"):
+            _add_op(builder, op, weights)
+    with _Blame(plan, "its logits"):
+        if plan.manifest.model.vocab_size != _logits_width(program):
+            raise ValueError(f"{_logits_width(program)} wide, the vocabulary has {plan.manifest.model.vocab_size}")
+        return builder.finish(program.logits, threads=threads, instruction_set=instruction_set)
+
+
+class _Blame:
+    """Turns what the native builder refuses into an error that names the plan and the piece."""
+
+    def __init__(self, plan: Plan, piece: str) -> None:
+        self._plan = plan
+        self._piece = piece
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (ValueError, TypeError, KeyError)):
+            detail = f"no weight {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+            raise PlanCorruptError(
+                f"{self._plan.path}: program section is damaged ({self._piece}: {detail})"
+            ) from error
+
+
+def _logits_width(program: CpuProgram) -> int:
+    if not 0 <= program.logits < len(program.buffers):
+        raise ValueError(f"no buffer {program.logits}")
+    buffer = program.buffers[program.logits]
+    return buffer.width if isinstance(buffer, FloatBuffer) else buffer.features
+
+
+def _add_weight(builder: _native.ProgramBuilder, plan: Plan, weight: Weight) -> int:
+    data = plan.tensor(weight.tensor)
+    match weight:
+        case IntWeight():
+            return builder.int_weight(
+                _bytes(data),
+                outputs=weight.outputs,
+                features=weight.features,
+                group=weight.group,
+                bits=weight.bits,
+                zeros=weight.zeros,
+                wide_scales=weight.wide_scales,
+                zero_point=weight.zero_point,
+            )
+        case FloatWeight():
+            return builder.float_weight(
+                _bytes(data), outputs=weight.outputs, features=weight.features, dtype=weight.dtype
+            )
+        case Table():
+            return builder.table(_bytes(data), rows=weight.rows, features=weight.features, dtype=weight.dtype)
+        case Vector():
+            return builder.vector(_sized(data, np.dtype(np.float32), weight.length))
+        case Permutation():
+            return builder.permutation(_sized(data, np.dtype(np.int32), weight.length))
+
+
+def _bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
+    return data.reshape(-1).view(np.uint8)
+
+
+def _sized(data: NDArray[Any], dtype: np.dtype, length: int) -> NDArray[Any]:
+    if data.dtype != dtype or data.shape != (length,):
+        raise ValueError(f"the tensor is {data.dtype}{list(data.shape)}, want {dtype}[{length}]")
+    return data
+
+
+def _add_op(builder: _native.ProgramBuilder, op: Op, weights: Mapping[str, int]) -> None:
+    match op:
+        case Embed():
+            builder.embed(weights[op.table], op.scale, _view(op.out))
+        case Norm():
+            builder.norm(
+                _view(op.x),
+                weight=weights[op.weight],
+                bias=_weight(op.bias, weights),
+                epsilon=op.epsilon,
+                heads=op.heads,
+                centred=op.centred,
+                before=_maybe(op.before),
+                after=_maybe(op.after),
+                sum=_maybe(op.sum),
+                out=_maybe(op.out),
+                quantized=op.quantized,
+                permutation=_weight(op.permutation, weights),
+            )
+        case Quantize():
+            builder.quantize(_view(op.x), quantized=op.quantized, permutation=_weight(op.permutation, weights))
+        case Linear():
+            builder.linear(
+                x=_maybe(op.x),
+                quantized=op.quantized,
+                weight=weights[op.weight],
+                bias=_weight(op.bias, weights),
+                residual=_maybe(op.residual),
+                gate=op.gate,
+                out=_view(op.out),
+            )
+        case Rotation():
+            builder.rotation(weights[op.frequencies], op.scale, _view(op.out))
+        case Attention():
+            builder.attention(
+                layer=op.layer,
+                num_heads=op.num_heads,
+                num_kv_heads=op.num_kv_heads,
+                head_dim=op.head_dim,
+                scale=op.scale,
+                window=op.window,
+                softcap=op.softcap,
+                interleaved=op.interleaved,
+                rotation=_maybe(op.rotation),
+                q=_view(op.q),
+                k=_view(op.k),
+                v=_view(op.v),
+                out=_view(op.out),
+            )
+        case Elementwise():
+            builder.elementwise(
+                steps=[(step.op, step.a, step.b, step.value) for step in op.steps],
+                inputs=[_view(view) for view in op.inputs],
+                vectors=[weights[name] for name in op.vectors],
+                out=_view(op.out),
+            )
+        case GatherRows():
+            builder.gather_rows(_view(op.x), _view(op.out))
+        case PermuteFeatures():
+            builder.permute(_view(op.x), permutation=weights[op.permutation], out=_view(op.out))
+
+
+def _view(view: View) -> tuple[int, int, int]:
+    return view.buffer, view.column, view.width
+
+
+def _maybe(view: View | None) -> tuple[int, int, int] | None:
+    return None if view is None else _view(view)
+
+
+def _weight(name: str | None, weights: Mapping[str, int]) -> int | None:
+    return None if name is None else weights[name]

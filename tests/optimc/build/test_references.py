@@ -1,0 +1,29 @@
+"""What a recipe refers to, checked beside the recipe itself."""
+
+from optimc.build.references import check_references
+
+
+def findings(tmp_path, **data):
+    return dict(check_references({"model": "organisation/name", "passes": [], **data}, tmp_path / "recipe.yaml"))
+
+
+def test_a_sound_recipe_has_no_findings(tmp_path):
+    assert findings(tmp_path) == {}
+    assert findings(tmp_path, target={"backend": "onnxruntime", "int8_activations": True, "kv_dtype": "float32"}) == {}
+
+
+def test_each_option_the_target_refuses_is_found_at_its_key(tmp_path):
+    found = findings(tmp_path, target={"backend": "onnxruntime", "kv_dtype": "int8", "activation_scales": "row"})
+    assert sorted(found) == [("target", "activation_scales"), ("target", "kv_dtype")]
+    assert "float32 only, not int8" in found["target", "kv_dtype"]
+
+
+def test_limits_that_are_wrong_themselves_hide_no_refused_option(tmp_path):
+    target = {"backend": "onnxruntime", "kv_dtype": "int4"}
+    for limits in ({"max_seqs": 0}, 3, None):
+        assert list(findings(tmp_path, target=target, limits=limits)) == [("target", "kv_dtype")]
+
+
+def test_parts_of_a_wrong_shape_are_left_to_the_recipe_to_report(tmp_path):
+    for target in ("onnxruntime", {"backend": "onnxruntime", "kv_dtype": "int3"}, {"backend": 3}):
+        assert findings(tmp_path, target=target) == {}
