@@ -13,7 +13,6 @@ import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,8 @@ def main() -> None:
 def write_checkpoint(like: Path, folder: Path) -> None:
     """Write the checkpoint to `folder` with the tokenizer and the special tokens of the Llama checkpoint in `like`."""
     config = json.loads((like / "config.json").read_text("utf-8"))
-    tensors = dict(random_weights(config["vocab_size"]))
+    draw = np.random.default_rng(587)
+    tensors = {name: random_weight(shape, draw) for name, shape in shapes(config["vocab_size"]).items()}
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(like / name, folder)
@@ -70,27 +70,30 @@ def reshaped(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def random_weights(vocab_size: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield every parameter's name and bfloat16 values, matrices [out, in]."""
-    draw = np.random.default_rng(587)
-
-    def matrix(rows: int, columns: int) -> NDArray[Any]:
-        return (draw.standard_normal((rows, columns), np.float32) * STD).astype(ml_dtypes.bfloat16)
-
-    norm = np.ones(HIDDEN, ml_dtypes.bfloat16)
-    yield "model.embed_tokens.weight", matrix(vocab_size, HIDDEN)
-    yield "model.norm.weight", norm
+def shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return every parameter's name and shape, matrices [out, in]."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens": (vocab_size, HIDDEN), "model.norm": (HIDDEN,)}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", norm
-        yield f"{prefix}.post_attention_layernorm.weight", norm
-        yield f"{prefix}.self_attn.q_proj.weight", matrix(HEADS * HEAD_DIM, HIDDEN)
-        yield f"{prefix}.self_attn.k_proj.weight", matrix(KV_HEADS * HEAD_DIM, HIDDEN)
-        yield f"{prefix}.self_attn.v_proj.weight", matrix(KV_HEADS * HEAD_DIM, HIDDEN)
-        yield f"{prefix}.self_attn.o_proj.weight", matrix(HIDDEN, HEADS * HEAD_DIM)
-        yield f"{prefix}.mlp.gate_proj.weight", matrix(INTERMEDIATE, HIDDEN)
-        yield f"{prefix}.mlp.up_proj.weight", matrix(INTERMEDIATE, HIDDEN)
-        yield f"{prefix}.mlp.down_proj.weight", matrix(HIDDEN, INTERMEDIATE)
+        found |= {
+            f"{prefix}.input_layernorm": (HIDDEN,),
+            f"{prefix}.post_attention_layernorm": (HIDDEN,),
+            f"{prefix}.self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+            f"{prefix}.self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{prefix}.self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            f"{prefix}.self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+            f"{prefix}.mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+            f"{prefix}.mlp.up_proj": (INTERMEDIATE, HIDDEN),
+            f"{prefix}.mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        }
+    return {f"{module}.weight": shape for module, shape in found.items()}
+
+
+def random_weight(shape: tuple[int, ...], draw: np.random.Generator) -> NDArray[Any]:
+    """Return bfloat16 values: a matrix at random, a norm's vector all ones."""
+    if len(shape) == 1:
+        return np.ones(shape, ml_dtypes.bfloat16)
+    return (draw.standard_normal(shape, np.float32) * STD).astype(ml_dtypes.bfloat16)
 
 
 if __name__ == "__main__":

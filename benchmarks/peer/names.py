@@ -19,7 +19,7 @@ OUTSIDE = {
 }
 """Model and batch to the share of a decode step that is not spent in the executor's call."""
 READY, RESIDENT, EXCESS = "start to ready, s", "resident after 16 requests, MB", "resident above plan and pool, MB"
-KL = "KL(same graph in fp32 || engine), nats per token"
+KL = "KL from the same graph in fp32, nats per token"
 
 UNITS: Mapping[str, str] = {
     "decode": "tokens/s",

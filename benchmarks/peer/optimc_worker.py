@@ -40,8 +40,7 @@ class OptimcEngine:
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         if question["ask"] == "versions":
-            tools = self._engine.manifest.source.tools
-            return {"optimc": version("optimc"), "plan": self._engine.manifest.name, **tools}
+            return {"optimc": version("optimc")}
         answers, steps = self._burst(question["prompts"], question["output_tokens"])
         requests = [{"first_s": each.first_s, "end_s": each.end_s, "tokens": each.tokens} for each in answers]
         return {"requests": requests, "decode_steps": steps}

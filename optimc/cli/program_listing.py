@@ -29,7 +29,7 @@ from optimc.plan.cpu_program import (
     Weight,
 )
 
-_NAME, _FLOW, _WEIGHT, _BYTES = 29, 28, 14, 10
+_NAME, _FLOW, _WEIGHT, _BYTES = 28, 28, 14, 10
 """Widths of columns; a line has at most 100 characters."""
 _WRITTEN = ("sum", "out")
 _WEIGHT_FIELDS = ("table", "weight", "bias", "frequencies", "permutation")
@@ -103,7 +103,8 @@ def _scheme(weight: Weight) -> str:
 
 
 def _flow(op: Op, program: CpuProgram) -> str:
-    read, written = [], []
+    read: list[str] = []
+    written: list[str] = []
     for field in type(op).model_fields:
         value = getattr(op, field)
         if isinstance(value, View):

@@ -1,14 +1,17 @@
+import math
+
 import numpy as np
-from make_587m import random_weights, reshaped
+from make_587m import random_weight, reshaped, shapes
 
 
 def test_the_shape_has_587_million_parameters():
-    # A vocabulary of 1 gives all parameters but the embedding's.
-    tensors = dict(random_weights(vocab_size=1))
-    count = sum(tensor.size for tensor in tensors.values()) - 2048 + 49_152 * 2048
-    assert count == 587_237_376
-    assert tensors["model.layers.7.mlp.down_proj.weight"].shape == (2048, 8192)
-    assert abs(np.std(tensors["model.layers.0.self_attn.k_proj.weight"].astype(np.float32)) - 0.02) < 1e-4
+    assert sum(math.prod(shape) for shape in shapes(49_152).values()) == 587_237_376
+
+
+def test_matrices_are_noise_and_norms_do_nothing():
+    draw = np.random.default_rng(0)
+    assert abs(np.std(random_weight((256, 256), draw).astype(np.float32)) - 0.02) < 5e-4
+    assert (random_weight((8,), draw) == 1).all()
 
 
 def test_what_the_shape_does_not_change_stays():

@@ -19,11 +19,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
 
-from optimc.plan import KvLayer, KvLayout, PlanTensor
+from optimc.plan import PlanTensor
 from optimc_passes.dialect.decompose import PagedPorts, decompose_paged
-from optimc_passes.dialect.paged_attention import PagedAttention, is_paged_attention
 from optimc_passes.dialect.weightless import INLINE_BYTES, is_weight
 from optimc_passes.emit.kernel_check import check_kernels
+from optimc_passes.emit.kv_layout import kv_layout
 from optimc_passes.emit.lowered import Lowered, LoweringOptions
 from optimc_passes.emit.transposed_linear import read_transposed_weights_in_place
 from optimc_passes.load.safetensors_file import NUMPY_DTYPES
@@ -55,7 +55,7 @@ def lower(model: ir.Model, *, block_size: int, int8_activations: bool = False) -
 
     `block_size` is S, the slots per KV block. Raises LoweringError naming a node ONNX Runtime has no kernel for.
     """
-    kv = _kv_layout(model, block_size)
+    kv = kv_layout(model, block_size, "float32")
     lowered, ports = decompose_paged(model)
     read_transposed_weights_in_place(lowered)
     LiftConstantsToInitializersPass(size_limit=INLINE_BYTES // 8)(lowered)
@@ -75,14 +75,6 @@ def lower(model: ir.Model, *, block_size: int, int8_activations: bool = False) -
     tensors = [PlanTensor.from_bytes(MODEL_TENSOR, proto)]
     tensors += [_plan_tensor(f"weights/{name}", tensor) for name, tensor in weights.items()]
     return Lowered(program, tensors, {"onnxruntime": f">={MINIMUM_VERSION}"}, kv)
-
-
-def _kv_layout(model: ir.Model, block_size: int) -> KvLayout:
-    specs = sorted(
-        (PagedAttention.from_node(node) for node in model.graph if is_paged_attention(node)), key=lambda s: s.layer
-    )
-    layers = tuple(KvLayer(num_kv_heads=s.num_kv_heads, head_dim=s.head_dim, window=s.window) for s in specs)
-    return KvLayout(block_size=block_size, dtype="float32", layers=layers)
 
 
 def _describe(ports: PagedPorts) -> dict[str, Any]:

@@ -8,24 +8,31 @@ namespace optimc::OPTIMC_ISA {
 
 constexpr int kChunkGroups = kChunkKeys / kKeyGroup;
 
+// Scales and minimums of the 16 keys of a group and of their values, those that the cache's type has.
+struct GroupScales {
+    const float* key_scales;
+    const float* value_scales;
+    const float* key_minimums;
+    const float* value_minimums;
+};
+
 // Only keys [begin, end) of the chunk are there; lanes beside them hold anything.
 struct Chunk {
+    int first = -1;  // index of the chunk's first key
     int begin;
     int end;
     KvType type;  // of the elements that `keys` and `values` point to: the cache's, or float32 after widening
     const std::uint8_t* keys[kChunkGroups];
     std::int64_t key_row_bytes;
     const std::uint8_t* values[kChunkKeys];
-    alignas(64) float key_scales[kChunkKeys];
-    alignas(64) float key_minimums[kChunkKeys];
-    alignas(64) float value_scales[kChunkKeys];
-    alignas(64) float value_minimums[kChunkKeys];
+    GroupScales scales[kChunkGroups];
 };
 
 // Memory for a chunk that is not read where it lies.
 struct ChunkCopy {
     float* keys;    // [D, 64]
     float* values;  // [64, Dp]
+    float* scales;  // [4, 64]: scales of keys, of values, minimums of keys, of values
 };
 
 // One key/value head of a layer.
@@ -43,16 +50,10 @@ inline void place_group(const CacheHead& cache, const std::uint8_t* head, int of
     chunk.keys[group] = head + offset * (type == KvType::int4 ? 1 : kv_type_bits(type) / 8);
     const std::int64_t row_bytes = kv_value_row_bytes(type, cache.layer.head_dim);
     const std::uint8_t* values = head + cache.parts.values + offset * row_bytes;
-    const int first = group * kKeyGroup;
-    for (int i = 0; i < kKeyGroup; ++i) chunk.values[first + i] = values + i * row_bytes;
-    if (kv_has_scales(type)) {
-        store(chunk.key_scales + first, load((const float*)(head + cache.parts.key_scales) + offset));
-        store(chunk.value_scales + first, load((const float*)(head + cache.parts.value_scales) + offset));
-    }
-    if (kv_has_minimums(type)) {
-        store(chunk.key_minimums + first, load((const float*)(head + cache.parts.key_minimums) + offset));
-        store(chunk.value_minimums + first, load((const float*)(head + cache.parts.value_minimums) + offset));
-    }
+    for (int i = 0; i < kKeyGroup; ++i) chunk.values[group * kKeyGroup + i] = values + i * row_bytes;
+    const auto scales = [&](std::int64_t part) { return (const float*)(head + part) + offset; };
+    chunk.scales[group] = {scales(cache.parts.key_scales), scales(cache.parts.value_scales),
+                           scales(cache.parts.key_minimums), scales(cache.parts.value_minimums)};
 }
 
 // One key, wherever it lies.
@@ -75,19 +76,22 @@ inline void place_key(const CacheHead& cache, const std::uint8_t* head, int offs
     const KvType type = cache.layer.type;
     for (int d = 0; d < cache.layer.head_dim; ++d) copy.keys[d * kChunkKeys + at] = key_element(cache, head, offset, d);
     chunk.values[at] = head + cache.parts.values + offset * kv_value_row_bytes(type, cache.layer.head_dim);
+    const auto copy_scale = [&](int row, std::int64_t part) {
+        copy.scales[row * kChunkKeys + at] = ((const float*)(head + part))[offset];
+    };
     if (kv_has_scales(type)) {
-        chunk.key_scales[at] = ((const float*)(head + cache.parts.key_scales))[offset];
-        chunk.value_scales[at] = ((const float*)(head + cache.parts.value_scales))[offset];
+        copy_scale(0, cache.parts.key_scales);
+        copy_scale(1, cache.parts.value_scales);
     }
     if (kv_has_minimums(type)) {
-        chunk.key_minimums[at] = ((const float*)(head + cache.parts.key_minimums))[offset];
-        chunk.value_minimums[at] = ((const float*)(head + cache.parts.value_minimums))[offset];
+        copy_scale(2, cache.parts.key_minimums);
+        copy_scale(3, cache.parts.value_minimums);
     }
 }
 
 template <KvType type>
 inline void widen_keys(const Chunk& chunk, int group, int head_dim, float* keys) {
-    const KeyMatrix<type> matrix{chunk.keys, chunk.key_row_bytes};
+    const KeyMatrix<type> matrix{chunk.keys, chunk.key_row_bytes, chunk.keys};
     for (int d = 0; d < head_dim; ++d) {
         store(keys + d * kChunkKeys + group * kKeyGroup, matrix.load(d, (d & 1) != 0, group));
     }
@@ -95,7 +99,7 @@ inline void widen_keys(const Chunk& chunk, int group, int head_dim, float* keys)
 
 template <KvType type>
 inline void widen_values(Chunk& chunk, int width, float* values) {
-    const ValueMatrix<type> matrix{chunk.values};
+    const ValueMatrix<type> matrix{chunk.values, chunk.values};
     for (int key = chunk.begin; key < chunk.end; ++key) {
         float* row = values + key * width;
         for (int v = 0; v < width / kLanes; ++v) store(row + v * kLanes, matrix.load(key, false, v));
@@ -103,21 +107,26 @@ inline void widen_values(Chunk& chunk, int width, float* values) {
     }
 }
 
+// Whether chunks of a list without gaps are used where they lie.
+inline bool reads_in_place(const KvLayer& layer, bool widen) {
+    return layer.block_size % kKeyGroup == 0 && !(widen && layer.type != KvType::float32);
+}
+
 // Fill `chunk` with keys [chunk_first + begin, chunk_first + end) of a query's list. `causal`: see VisibleKeys. `widen`: the
 // chunk is used often enough for widening its elements once to pay.
 inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int query, bool causal, int chunk_first,
                        int begin, int end, bool widen, const ChunkCopy& copy, Chunk& chunk) {
     const KvLayer& layer = cache.layer;
-    const bool whole_groups = layer.block_size % kKeyGroup == 0;
+    chunk.first = chunk_first;
     chunk.begin = begin;
     chunk.end = end;
     chunk.type = layer.type;
     chunk.key_row_bytes = kv_key_row_bytes(layer.type, layer.block_size);
     bool gathered[kChunkGroups] = {};
     const int first_group = begin / kKeyGroup, last_group = (end - 1) / kKeyGroup;
-    bool copied = widen && layer.type != KvType::float32;
+    bool copied = !reads_in_place(layer, widen);
     for (int g = first_group; g <= last_group; ++g) {
-        gathered[g] = !whole_groups || (!causal && chunk_first + (g + 1) * kKeyGroup > sequence.context);
+        gathered[g] = layer.block_size % kKeyGroup != 0 || (!causal && chunk_first + (g + 1) * kKeyGroup > sequence.context);
         copied |= gathered[g];
     }
     for (int g = first_group; g <= last_group; ++g) {
@@ -135,12 +144,23 @@ inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int
             }
             continue;
         }
+        const float* scales = copy.scales + g * kKeyGroup;
+        chunk.scales[g] = {scales, scales + kChunkKeys, scales + 2 * kChunkKeys, scales + 3 * kChunkKeys};
         for (int at = from; at < to; ++at) {
             place_key(cache, cache.of_block(walk.block), walk.offset, at, chunk, copy);
             if (at + 1 < to) walk.next();
         }
     }
-    if (!copied) return;
+    if (!copied) {
+        // Whoever fetches this chunk ahead need not know how much of it there is.
+        for (int g = 0; g < kChunkGroups; ++g) {
+            const int there = g < first_group ? first_group : g < last_group ? g : last_group;
+            if (there == g) continue;
+            chunk.keys[g] = chunk.keys[there];
+            for (int i = 0; i < kKeyGroup; ++i) chunk.values[g * kKeyGroup + i] = chunk.values[there * kKeyGroup + i];
+        }
+        return;
+    }
     const int width = kv_value_width(layer.type, layer.head_dim);
     switch (layer.type) {
         case KvType::float32: break;

@@ -9,21 +9,24 @@ namespace {
 // From this many rows on, widening a chunk once beats widening it in every tile.
 constexpr int kWidenRows = 3 * kTileRows;
 
-void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last,
-                          int chunk_first) {
+// `next` is the chunk that comes next if it is read where it lies, else `chunk` again.
+void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const Chunk& next, const QueryRows& rows,
+                          int first, int last) {
     constexpr KvType f32 = KvType::float32, bf16 = KvType::bfloat16, i8 = KvType::int8, i4 = KvType::int4;
     const bool widened = chunk.type == f32;
     switch (call.cache.type) {
-        case f32: return attend_chunk<f32, f32>(call, chunk, rows, first, last, chunk_first);
+        case f32:
+            return last - first < kWidenRows ? attend_chunk<f32, f32, true>(call, chunk, next, rows, first, last)
+                                             : attend_chunk<f32, f32, false>(call, chunk, next, rows, first, last);
         case bf16:
-            return widened ? attend_chunk<bf16, f32>(call, chunk, rows, first, last, chunk_first)
-                           : attend_chunk<bf16, bf16>(call, chunk, rows, first, last, chunk_first);
+            return widened ? attend_chunk<bf16, f32, false>(call, chunk, next, rows, first, last)
+                           : attend_chunk<bf16, bf16, true>(call, chunk, next, rows, first, last);
         case i8:
-            return widened ? attend_chunk<i8, f32>(call, chunk, rows, first, last, chunk_first)
-                           : attend_chunk<i8, i8>(call, chunk, rows, first, last, chunk_first);
+            return widened ? attend_chunk<i8, f32, false>(call, chunk, next, rows, first, last)
+                           : attend_chunk<i8, i8, true>(call, chunk, next, rows, first, last);
         case i4:
-            return widened ? attend_chunk<i4, f32>(call, chunk, rows, first, last, chunk_first)
-                           : attend_chunk<i4, i4>(call, chunk, rows, first, last, chunk_first);
+            return widened ? attend_chunk<i4, f32, false>(call, chunk, next, rows, first, last)
+                           : attend_chunk<i4, i4, true>(call, chunk, next, rows, first, last);
     }
 }
 
@@ -37,6 +40,7 @@ struct RowBlock {
     const std::int64_t first;
     QueryRows rows;
     bool causal = true;  // all of them
+    Chunk chunks[2] = {};  // the current one and the next
 
     int query_of(int r) const { return item.query_begin + static_cast<int>((first + r) / group); }
     int head_of(int r) const { return item.kv_head * group + static_cast<int>((first + r) % group); }
@@ -57,28 +61,40 @@ struct RowBlock {
         }
     }
 
-    // Rows [from, to) see the same list of keys, or lists that agree in this chunk.
-    void attend(int from, int to, bool shared, int chunk_first) const {
+    bool read(int chunk_first, int from, int to, bool shared, Chunk& chunk) const {
         const ChunkKeys any = keys_of_any(rows, from, to, chunk_first);
-        if (any.none()) return;
-        Chunk chunk;
+        if (any.none()) return false;
         read_chunk(cache, sequence, query_of(from), shared, chunk_first, any.begin, any.end, to - from >= kWidenRows,
                    rows.copy, chunk);
-        attend_rows_to_chunk(call, chunk, rows, from, to, chunk_first);
+        return true;
     }
 
-    void attend_split(int split_first) const {
-        clear_split(rows);
-        for (int at = split_first; at < split_first + kSplitKeys; at += kChunkKeys) {
-            if (causal || at + kChunkKeys <= sequence.context) {
-                attend(0, rows.count, true, at);
-                continue;
-            }
+    // Whether all rows see the same keys in this chunk, as far as they see it.
+    bool is_shared(int chunk_first) const { return causal || chunk_first + kChunkKeys <= sequence.context; }
+
+    void attend(int chunk_first) {
+        if (!is_shared(chunk_first)) {
             for (int from = 0, to; from < rows.count; from = to) {
                 for (to = from + 1; to < rows.count && query_of(to) == query_of(from);) ++to;
-                attend(from, to, false, at);
+                if (read(chunk_first, from, to, false, chunks[0])) {
+                    attend_rows_to_chunk(call, chunks[0], chunks[0], rows, from, to);
+                }
             }
+            return;
         }
+        Chunk* chunk = &chunks[chunk_first / kChunkKeys % 2];
+        if (chunk->first != chunk_first && !read(chunk_first, 0, rows.count, true, *chunk)) return;
+        // What is read where it lies is found one chunk ahead, so that it can be fetched meanwhile.
+        const int next_first = chunk_first + kChunkKeys;
+        Chunk* next = &chunks[next_first / kChunkKeys % 2];
+        const bool fetch = reads_in_place(cache.layer, rows.count >= kWidenRows) && is_shared(next_first) &&
+                           next_first < item.split_end * kSplitKeys && read(next_first, 0, rows.count, true, *next);
+        attend_rows_to_chunk(call, *chunk, fetch ? *next : *chunk, rows, 0, rows.count);
+    }
+
+    void attend_split(int split_first) {
+        clear_split(rows);
+        for (int at = split_first; at < split_first + kSplitKeys; at += kChunkKeys) attend(at);
     }
 
     void run(float* partials) {

@@ -54,6 +54,7 @@ inline std::size_t place_rows(int head_dim, std::byte* scratch, QueryRows& rows)
     rows.end = (int*)take(kBlockRows);
     rows.copy.keys = take(static_cast<std::size_t>(head_dim) * kChunkKeys);
     rows.copy.values = take(kChunkKeys * width);
+    rows.copy.scales = take(4 * kChunkKeys);
     return used;
 }
 

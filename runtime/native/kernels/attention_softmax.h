@@ -49,9 +49,9 @@ inline void finish_scores(const AttentionSpec& spec, const Chunk& chunk, const Q
     for (int g = keys.begin / kKeyGroup; g * kKeyGroup < keys.end; ++g) {
         const int at = g * kKeyGroup;
         Vec x = load(scores + at);
-        if constexpr (type == KvType::int8) x = x * load(chunk.key_scales + at);
+        if constexpr (type == KvType::int8) x = x * load(chunk.scales[g].key_scales);
         if constexpr (type == KvType::int4) {
-            x = fma(x, load(chunk.key_scales + at), load(chunk.key_minimums + at) * query_sum);
+            x = fma(x, load(chunk.scales[g].key_scales), load(chunk.scales[g].key_minimums) * query_sum);
         }
         if (spec.softcap > 0.0f) x = cap * tanh(x * inverse);
         x = only_visible(keys, g, x, broadcast(-__builtin_inff()));
@@ -73,9 +73,9 @@ inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const
         Vec weight = exp(load(scores + at) - top);
         total = total + weight;
         if constexpr (type == KvType::int4) {
-            offset = offset + only_visible(keys, g, weight * load(chunk.value_minimums + at), zero());
+            offset = offset + only_visible(keys, g, weight * load(chunk.scales[g].value_minimums), zero());
         }
-        if constexpr (kv_has_scales(type)) weight = weight * load(chunk.value_scales + at);
+        if constexpr (kv_has_scales(type)) weight = weight * load(chunk.scales[g].value_scales);
         store(scores + at, weight);
     }
     float* sums = rows.weight_sums + r * kLanes;
@@ -89,36 +89,36 @@ inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const
 
 // values = values * factor + weights times values of the chunk, for a tile of rows. A row meets exactly the keys it sees,
 // in order: those that all rows of the tile see together, those before and after row by row.
-template <KvType type>
-inline void weigh_values(const Chunk& chunk, const QueryRows& rows, int first, int count, int width, int chunk_first) {
-    const ValueMatrix<type> matrix{chunk.values};
+template <KvType type, bool ahead>
+inline void weigh_values(const Chunk& chunk, const Chunk& next, const QueryRows& rows, int first, int count, int width) {
+    const ValueMatrix<type> matrix{chunk.values, next.values};
     ChunkKeys common{0, kChunkKeys};
     for (int r = first; r < first + count; ++r) {
-        const ChunkKeys keys = keys_in_chunk(rows, r, chunk_first);
+        const ChunkKeys keys = keys_in_chunk(rows, r, chunk.first);
         if (keys.begin > common.begin) common.begin = keys.begin;
         if (keys.end < common.end) common.end = keys.end;
     }
     const auto alone = [&](int r, int begin, int end) {
         if (begin >= end) return;
-        weigh_tile<type, 1>(rows.scores + r * kChunkKeys, matrix, begin, end, rows.factors + r,
+        weigh_tile<type, ahead, 1>(rows.scores + r * kChunkKeys, matrix, begin, end, rows.factors + r,
                             rows.values + r * rows.width, rows.width, width);
         rows.factors[r] = 1.0f;
     };
     if (common.none()) {
         for (int r = first; r < first + count; ++r) {
-            const ChunkKeys keys = keys_in_chunk(rows, r, chunk_first);
+            const ChunkKeys keys = keys_in_chunk(rows, r, chunk.first);
             alone(r, keys.begin, keys.end);
         }
         return;
     }
-    for (int r = first; r < first + count; ++r) alone(r, keys_in_chunk(rows, r, chunk_first).begin, common.begin);
+    for (int r = first; r < first + count; ++r) alone(r, keys_in_chunk(rows, r, chunk.first).begin, common.begin);
     with_rows(count, [&]<int tile>() {
-        weigh_tile<type, tile>(rows.scores + first * kChunkKeys, matrix, common.begin, common.end, rows.factors + first,
+        weigh_tile<type, ahead, tile>(rows.scores + first * kChunkKeys, matrix, common.begin, common.end, rows.factors + first,
                                rows.values + first * rows.width, rows.width, width);
     });
     for (int r = first; r < first + count; ++r) {
         rows.factors[r] = 1.0f;
-        alone(r, common.end, keys_in_chunk(rows, r, chunk_first).end);
+        alone(r, common.end, keys_in_chunk(rows, r, chunk.first).end);
     }
 }
 
@@ -132,24 +132,24 @@ struct Tiles {
     int begin(int tile) const { return first + (last - first) * tile / count; }
 };
 
-// `cache_type` says which scales the chunk has, `type` what its elements are.
-template <KvType cache_type, KvType type>
-inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last,
-                         int chunk_first) {
+// `cache_type` says which scales the chunk has, `type` what its elements are. `ahead`: fetch the next chunk meanwhile.
+template <KvType cache_type, KvType type, bool ahead>
+inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const Chunk& next, const QueryRows& rows,
+                         int first, int last) {
     const Tiles tiles(first, last);
-    const KeyMatrix<type> keys{chunk.keys, chunk.key_row_bytes};
+    const KeyMatrix<type> keys{chunk.keys, chunk.key_row_bytes, next.keys};
     for (int t = 0; t < tiles.count; ++t) {
         const int begin = tiles.begin(t), count = tiles.begin(t + 1) - begin;
-        const ChunkKeys any = keys_of_any(rows, begin, begin + count, chunk_first);
+        const ChunkKeys any = keys_of_any(rows, begin, begin + count, chunk.first);
         if (any.none()) continue;
         with_rows(count, [&]<int tile>() {
-            score_tile<type, tile>(rows.queries + begin * rows.width, rows.width, call.spec.head_dim, keys,
+            score_tile<type, ahead, tile>(rows.queries + begin * rows.width, rows.width, call.spec.head_dim, keys,
                                    any.begin / kKeyGroup, (any.end + kKeyGroup - 1) / kKeyGroup,
                                    rows.scores + begin * kChunkKeys);
         });
     }
     for (int r = first; r < last; ++r) {
-        const ChunkKeys seen = keys_in_chunk(rows, r, chunk_first);
+        const ChunkKeys seen = keys_in_chunk(rows, r, chunk.first);
         rows.next_largest[r] = rows.largest[r];
         if (!seen.none()) finish_scores<cache_type>(call.spec, chunk, rows, r, seen);
     }
@@ -158,12 +158,12 @@ inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const Qu
         store_first(rows.factors + r, exp(load_first(rows.largest + r, n) - load_first(rows.next_largest + r, n)), n);
     }
     for (int r = first; r < last; ++r) {
-        const ChunkKeys seen = keys_in_chunk(rows, r, chunk_first);
+        const ChunkKeys seen = keys_in_chunk(rows, r, chunk.first);
         if (!seen.none()) weigh_scores<cache_type>(chunk, rows, r, seen);
     }
     const int width = kv_value_width(cache_type, call.spec.head_dim);
     for (int t = 0; t < tiles.count; ++t) {
-        weigh_values<type>(chunk, rows, tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), width, chunk_first);
+        weigh_values<type, ahead>(chunk, next, rows, tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), width);
     }
 }
 

@@ -1,5 +1,5 @@
-// RMSNorm and LayerNorm with the residual additions around them. A head is read twice: once for its statistics, once to be
-// scaled.
+// RMSNorm and LayerNorm with the residual additions around them. A head is read once or twice for its statistics and
+// once more to be scaled.
 #include <cassert>
 
 #include "kernels/declarations.h"

@@ -8,6 +8,7 @@ namespace {
 
 // Below this a group counts as zero: its scale would be subnormal, and the reciprocal infinite.
 constexpr float kSmallest = 127 * 1.17549435e-38f;
+constexpr float kLargest = 3.40282347e+38f;
 
 // `count` (at most 16) features from `begin` on, zeros behind them.
 inline Vec take(const float* x, const std::int32_t* permutation, std::int64_t begin, int count) {
@@ -22,25 +23,49 @@ struct GroupCodes {
     std::int32_t sum;
 };
 
-// One group of `count` features, `padded` with padding.
-inline GroupCodes quantize_group(const float* x, const std::int32_t* permutation, std::int64_t begin, std::int64_t count,
-                                 std::int64_t padded, std::int8_t* codes) {
+// Whether a group has codes at all, given its largest magnitude; otherwise they are 0 and `scale` says why.
+inline bool has_codes(float most, float& scale) {
+    if (most >= kSmallest && most <= kLargest) return true;
+    scale = most < kSmallest ? 0.0f : __builtin_nanf("");
+    return false;
+}
+
+// A group of whole vectors that lie side by side: what nearly all groups are.
+inline GroupCodes quantize_whole(const float* x, std::int64_t count, std::int8_t* codes) {
     Vec size = zero();
-    // Zero times a feature is zero, or NaN if the feature is infinite or NaN.
-    Vec poison = zero();
-    for (std::int64_t i = 0; i < count; i += kLanes) {
-        const Vec value = take(x, permutation, begin + i, count - i < kLanes ? static_cast<int>(count - i) : kLanes);
-        size = max(size, abs(value));
-        poison = fma(value, zero(), poison);
-    }
-    const float bad = sum(poison);
-    const float most = largest(size);
-    if (bad != bad || !(most >= kSmallest)) {
-        std::memset(codes, 0, static_cast<std::size_t>(padded));
-        return {bad, 0};
+    for (std::int64_t i = 0; i < count; i += kLanes) size = larger_size(size, load(x + i));
+    const float most = largest_size(size);
+    GroupCodes result = {most / 127.0f, 0};
+    if (!has_codes(most, result.scale)) {
+        for (std::int64_t i = 0; i < count; i += kLanes) store_i8(codes + i, zero());
+        return result;
     }
     // Multiplying by the reciprocal moves a quotient by an ulp at most: a code differs from round(x / scale) only where
     // both neighbours are as near.
+    const Vec inverse = broadcast(127.0f / most);
+    Vec total = zero();
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+        const Vec code = round(load(x + i) * inverse);
+        total = total + code;
+        store_i8(codes + i, code);
+    }
+    result.sum = static_cast<std::int32_t>(sum(total));
+    return result;
+}
+
+// Any group: `count` features from `begin` on, `padded` with padding.
+inline GroupCodes quantize_group(const float* x, const std::int32_t* permutation, std::int64_t begin, std::int64_t count,
+                                 std::int64_t padded, std::int8_t* codes) {
+    Vec size = zero();
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+        size = larger_size(size, take(x, permutation, begin + i, count - i < kLanes ? static_cast<int>(count - i) : kLanes));
+    }
+    const float most = largest_size(size);
+    GroupCodes result = {most / 127.0f, 0};
+    if (!has_codes(most, result.scale)) {
+        std::memset(codes, 0, static_cast<std::size_t>(padded));
+        return result;
+    }
     const Vec inverse = broadcast(127.0f / most);
     Vec total = zero();
     for (std::int64_t i = 0; i < padded; i += kLanes) {
@@ -56,7 +81,8 @@ inline GroupCodes quantize_group(const float* x, const std::int32_t* permutation
             std::memcpy(codes + i, last, 8);
         }
     }
-    return {most / 127.0f, static_cast<std::int32_t>(sum(total))};
+    result.sum = static_cast<std::int32_t>(sum(total));
+    return result;
 }
 
 }  // namespace
@@ -70,7 +96,9 @@ void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const
             const std::int64_t begin = g * group;
             const std::int64_t count = features - begin < group ? features - begin : group;
             const std::int64_t padded = (count + 7) / 8 * 8;
-            const GroupCodes result = quantize_group(values, permutation, begin, count, padded, codes);
+            const GroupCodes result = permutation == nullptr && count % kLanes == 0
+                                          ? quantize_whole(values + begin, count, codes)
+                                          : quantize_group(values, permutation, begin, count, padded, codes);
             out.scales[row * out.groups + g] = result.scale;
             out.sums[row * out.groups + g] = result.sum;
             codes += padded;

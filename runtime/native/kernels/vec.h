@@ -38,6 +38,12 @@ inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+// The larger of two magnitudes, |a| and |b|; NaN counts as larger than infinity, so it is never lost.
+inline Vec larger_size(Vec a, Vec b) {
+    const __m512i size = _mm512_set1_epi32(0x7fffffff);
+    return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a.v), size),
+                                                 _mm512_and_si512(_mm512_castps_si512(b.v), size)))};
+}
 inline Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.v)}; }
 // To the nearest integer, ties to even.
 inline Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
@@ -49,13 +55,12 @@ inline Vec where_less(Vec a, Vec b, Vec x, Vec y) {
 inline Vec where_nan(Vec a, Vec x, Vec y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), y.v, x.v)};
 }
+inline __mmask16 lanes_below(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 // Lanes below n from a, the others from b; n in [0, 16].
-inline Vec first(int n, Vec a, Vec b) { return {_mm512_mask_blend_ps(static_cast<__mmask16>((1u << n) - 1), b.v, a.v)}; }
+inline Vec first(int n, Vec a, Vec b) { return {_mm512_mask_blend_ps(lanes_below(n), b.v, a.v)}; }
 // Lanes below n loaded, the others 0; nothing beyond is read.
-inline Vec load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p)}; }
-inline void store_first(float* p, Vec a, int n) {
-    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), a.v);
-}
+inline Vec load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(lanes_below(n), p)}; }
+inline void store_first(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, lanes_below(n), a.v); }
 // 2^n * a for integral n in [-126, 127].
 inline Vec scale_by_power(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline Vec load_bf16(const std::uint16_t* p) {
@@ -81,6 +86,10 @@ inline float sum(Vec a) {
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
 }
 inline float largest(Vec a) { return _mm512_reduce_max_ps(a.v); }
+// Of lanes that are magnitudes; NaN if there is one.
+inline float largest_size(Vec a) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(a.v)))));
+}
 
 #elif defined(OPTIMC_AVX2)
 
@@ -105,6 +114,12 @@ inline Vec abs(Vec a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
 }
+inline __m256 larger_size(__m256 a, __m256 b) {
+    const __m256i size = _mm256_set1_epi32(0x7fffffff);
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a), size),
+                                                _mm256_and_si256(_mm256_castps_si256(b), size)));
+}
+inline Vec larger_size(Vec a, Vec b) { return {larger_size(a.lo, b.lo), larger_size(a.hi, b.hi)}; }
 inline Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
 inline Vec round(Vec a) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -180,11 +195,18 @@ inline float largest(Vec a) {
     const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
     return _mm_cvtss_f32(_mm_max_ss(pair, _mm_shuffle_ps(pair, pair, 1)));
 }
+inline float largest_size(Vec a) {
+    const __m256i half = _mm256_max_epi32(_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi));
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0b01001110));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0b10110001));
+    return _mm_cvtss_f32(_mm_castsi128_ps(most));
+}
 
 #else
 
-// GCC's and Clang's vector types: they become whatever the machine has, without intrinsics. Four lanes each, which SSE2 and
-// NEON have registers for; compilers keep wider ones in memory there.
+// GCC's and Clang's vector types: they become whatever the machine has, without intrinsics. Four lanes each, for which
+// SSE2 and NEON have registers; compilers keep wider ones in memory there.
 typedef float Floats __attribute__((vector_size(16)));
 typedef std::int32_t Ints __attribute__((vector_size(16)));
 
@@ -230,6 +252,13 @@ inline Vec min(Vec a, Vec b) {
 }
 inline Vec abs(Vec a) {
     return each_part([&](int i) { return (Floats)((Ints)a.part[i] & 0x7fffffff); });
+}
+inline Vec larger_size(Vec a, Vec b) {
+    return each_part([&](int i) {
+        const Ints x = (Ints)a.part[i] & 0x7fffffff;
+        const Ints y = (Ints)b.part[i] & 0x7fffffff;
+        return (Floats)(x > y ? x : y);
+    });
 }
 inline Vec sqrt(Vec a) {
     return each_part([&](int i) {
@@ -284,8 +313,8 @@ inline Vec load_bf16(const std::uint16_t* p) {
     std::memcpy(&a, bits, sizeof a);
     return a;
 }
-// IEEE binary16 to binary32 moves the fraction by 13 bits and raises the exponent by 112. A subnormal is first given the
-// exponent of 2^-14, whose value then is taken away; infinities and NaN have all bits of the exponent set.
+// IEEE binary16 to binary32 moves the fraction by 13 bits and raises the exponent by 112. A subnormal is first given
+// the exponent of 2^-14, whose value then is taken away; infinities and NaN have all bits of the exponent set.
 inline Vec load_f16(const std::uint16_t* p) {
     std::uint32_t bits[kLanes];
     for (int i = 0; i < kLanes; ++i) {
@@ -321,6 +350,16 @@ inline float largest(Vec a) {
     const float left = four[0] > four[2] ? four[0] : four[2];
     const float right = four[1] > four[3] ? four[1] : four[3];
     return left > right ? left : right;
+}
+
+inline float largest_size(Vec a) {
+    std::int32_t bits[kLanes];
+    std::memcpy(bits, &a, sizeof bits);
+    std::int32_t most = bits[0];
+    for (int i = 1; i < kLanes; ++i) most = bits[i] > most ? bits[i] : most;
+    float value;
+    std::memcpy(&value, &most, sizeof value);
+    return value;
 }
 
 #endif

@@ -1,5 +1,5 @@
-// Transcendental functions on sixteen lanes, for kernels. An ulp is the spacing of float32 at the exact result; bounds hold
-// on every instruction set wherever that result is neither subnormal nor infinite. NaN stays NaN.
+// Transcendental functions on sixteen lanes, for kernels. An ulp is the spacing of float32 at the exact result; bounds
+// hold on every instruction set wherever that result is neither subnormal nor infinite. NaN stays NaN.
 #pragma once
 
 #include "kernels/vec.h"

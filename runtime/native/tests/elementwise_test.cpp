@@ -4,6 +4,7 @@
 #include "kernels/reference/elementwise_reference.h"
 #include "kernels/select.h"
 #include "tests/check.h"
+#include "tests/memory_edge.h"
 #include "tests/test_rows.h"
 
 namespace optimc::test {
@@ -77,6 +78,10 @@ void check_op(Op op, bool is_binary, const TestRows& a, const TestRows& b, std::
             }
         }
         CHECK_MESSAGE(got.gaps_intact(), name_of(set));
+        for (std::int64_t c = 0; op == Op::neg && c < width; ++c) {
+            const float x = e.inputs[0].at(0, c);
+            if (!std::isnan(x)) CHECK_MESSAGE(std::signbit(got.at(0, c)) != std::signbit(x), name_of(set));
+        }
     }
 }
 
@@ -176,6 +181,23 @@ TEST("elementwise: bits do not depend on the range of rows, and a range writes i
         kernels_of(set).elementwise(e.to(parts.rows()), 0, 3);
         kernels_of(set).elementwise(e.to(parts.rows()), 4, 9);
         CHECK_MESSAGE(parts.all() == whole.all(), name_of(set));
+    }
+}
+
+TEST("elementwise: nothing is touched beyond the last column") {
+    for (std::int64_t width : {1, 17, 127, 130}) {
+        const auto size = static_cast<std::size_t>(width);
+        Expression e = gated(1, width);
+        MemoryEdge first(4 * size), second(4 * size), vector(4 * size), out(4 * size);
+        const ConstRows inputs[] = {{first.copy(e.inputs[0].rows().data, size), width},
+                                    {second.copy(e.inputs[1].rows().data, size), width}};
+        const float* const vectors[] = {vector.copy(e.vectors[0].rows().data, size)};
+        for (InstructionSet set : supported_instruction_sets()) {
+            TestRows want = e.run(kernels_of(set), 1);
+            auto* const got = out.last<float>(size);
+            kernels_of(set).elementwise({e.steps, inputs, vectors, width, {got, width}}, 0, 1);
+            for (std::int64_t c = 0; c < width; ++c) CHECK_MESSAGE(got[c] == want.at(0, c), name_of(set));
+        }
     }
 }
 

@@ -22,8 +22,8 @@ public:
         std::normal_distribution<float> normal(0, 0.1f);
         for (std::int64_t panel = 0; panel < weight_.panels(); ++panel)
             for (std::int64_t c = 0; c < features; ++c)
-                for (std::int64_t n = 0; n < kPanelRows; ++n)
-                    if (panel * kPanelRows + n < outputs) set((panel * features + c) * kPanelRows + n, normal, generator);
+                for (std::int64_t n = 0; n < kPanelRows && panel * kPanelRows + n < outputs; ++n)
+                    set((panel * features + c) * kPanelRows + n, normal, generator);
     }
     TestFloatWeight(const TestFloatWeight&) = delete;
     TestFloatWeight& operator=(const TestFloatWeight&) = delete;

@@ -1,12 +1,12 @@
+#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <initializer_list>
 #include <limits>
 
 #include "kernels/reference/linear_float_reference.h"
 #include "kernels/select.h"
 #include "tests/check.h"
 #include "tests/float_weight.h"
+#include "tests/memory_edge.h"
 #include "tests/test_rows.h"
 
 namespace optimc::test {
@@ -26,10 +26,10 @@ std::int64_t stored_outputs(std::int64_t outputs, Gate gate) {
 
 // A product with everything it reads, and its result.
 struct Product {
-    Product(FloatType type, std::int64_t m, std::int64_t n, std::int64_t c, Gate gate_, bool has_bias, bool has_residual,
-            std::int64_t gap = 3)
+    Product(FloatType type, std::int64_t m, std::int64_t n, std::int64_t c, Gate gate_, bool has_bias,
+            bool has_residual)
         : rows(m), outputs(n), gate(gate_), weight(type, stored_outputs(n, gate_), c, 7),
-          x(TestRows::random(m, c, gap, 8)), residual(TestRows::random(m, n, gap + 1, 9)),
+          x(TestRows::random(m, c, 3, 8)), residual(TestRows::random(m, n, 4, 9)),
           bias(TestRows::random(1, weight.get().panels() * kPanelRows, 0, 10)), with_bias(has_bias),
           with_residual(has_residual) {}
 
@@ -196,6 +196,25 @@ TEST("linear_float: NaN and infinity in a row reach all of its outputs and no ot
                     CHECK_MESSAGE(std::isfinite(got.at(m, n)) == (m != 5), name_of(set));
                 }
             }
+        }
+    }
+}
+
+TEST("linear_float: nothing is touched beyond the weight, the last activation and the last output") {
+    for (FloatType type : kTypes) {
+        const std::int64_t n = 45, c = 19;
+        Product product(type, 1, n, c, Gate::none, true, true);
+        const std::size_t bytes = static_cast<std::size_t>(64 * c) * reference::element_bytes(type);
+        MemoryEdge data(bytes), x(4 * c), bias(4 * 64), residual(4 * n), out(4 * n);
+        FloatWeight weight = product.weight.get();
+        weight.data = data.copy(static_cast<const char*>(weight.data), bytes);
+        auto* const got = out.last<float>(n);
+        const Epilogue epilogue = {{got, n}, n, bias.copy(product.bias.rows().data, 64),
+                                   {residual.copy(product.residual.rows().data, n), n}, Gate::none};
+        for (InstructionSet set : supported_instruction_sets()) {
+            TestRows want = product.run(kernels_of(set));
+            kernels_of(set).linear_float(weight, {x.copy(product.x.rows().data, c), c}, epilogue, 0, 1, 0, 2);
+            for (std::int64_t i = 0; i < n; ++i) CHECK_MESSAGE(got[i] == want.at(0, i), name_of(set));
         }
     }
 }

@@ -4,6 +4,7 @@
 #include "kernels/reference/norm_reference.h"
 #include "kernels/select.h"
 #include "tests/check.h"
+#include "tests/memory_edge.h"
 #include "tests/test_rows.h"
 
 namespace optimc::test {
@@ -142,11 +143,35 @@ TEST("norm: bits do not depend on the range of rows, and a range writes its rows
     }
 }
 
+TEST("norm: nothing is touched beyond the last element") {
+    for (std::int64_t width : {1, 17, 63, 70}) {
+        const auto size = static_cast<std::size_t>(width);
+        NormCase c(1, width, 1, true, true);
+        MemoryEdge x(4 * size), before(4 * size), after(4 * size), sum(4 * size), out(4 * size);
+        MemoryEdge weight(4 * size), bias(4 * size);
+        Norm norm = c.norm;
+        norm.weight = weight.copy(c.norm.weight, size);
+        norm.bias = bias.copy(c.norm.bias, size);
+        for (InstructionSet set : supported_instruction_sets()) {
+            TestRows want = c.empty(), want_sum = c.empty();
+            kernels_of(set).norm(c.norm, c.x.const_rows(), c.before.const_rows(), c.after.const_rows(), want_sum.rows(),
+                                 want.rows(), 0, 1);
+            auto* const got = out.last<float>(size);
+            auto* const got_sum = sum.last<float>(size);
+            kernels_of(set).norm(norm, {x.copy(c.x.rows().data, size), width},
+                                 {before.copy(c.before.rows().data, size), width},
+                                 {after.copy(c.after.rows().data, size), width}, {got_sum, width}, {got, width}, 0, 1);
+            for (std::int64_t i = 0; i < width; ++i) {
+                CHECK_MESSAGE(got[i] == want.at(0, i) && got_sum[i] == want_sum.at(0, i), name_of(set));
+            }
+        }
+    }
+}
+
 TEST("norm: out may be x, sum, before or after, and sum may be x or before") {
     NormCase c(3, 50, 2, true, true);
     for (InstructionSet set : supported_instruction_sets()) {
         const auto norm = kernels_of(set).norm;
-        // Rows whose stride is that of `like`, so that results can be compared whole.
         const auto same_values = [&](TestRows& a, TestRows& b) {
             for (std::int64_t r = 0; r < c.rows; ++r)
                 for (std::int64_t i = 0; i < c.columns; ++i)
@@ -172,8 +197,10 @@ TEST("norm: out may be x, sum, before or after, and sum may be x or before") {
         for (TestRows sum : {c.x, c.before}) {
             const bool is_x = sum.all() == c.x.all();
             out = c.empty();
-            norm(c.norm, is_x ? sum.const_rows() : x, is_x ? before : sum.const_rows(), after, sum.rows(), out.rows(), 0, 3);
-            CHECK_MESSAGE(same_values(out, want) && same_values(sum, want_sum), std::string(name_of(set)) + ": sum in place");
+            norm(c.norm, is_x ? sum.const_rows() : x, is_x ? before : sum.const_rows(), after, sum.rows(), out.rows(), 0,
+                 3);
+            CHECK_MESSAGE(same_values(out, want) && same_values(sum, want_sum),
+                          std::string(name_of(set)) + (is_x ? ": sum is x" : ": sum is before"));
         }
     }
 }

@@ -1,15 +1,12 @@
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <array>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <random>
 
 #include "kernels/reference/float_elements.h"
 #include "tests/check.h"
+#include "tests/memory_edge.h"
 #include "tests/vec_shims.h"
 
 namespace optimc::test {
@@ -39,7 +36,12 @@ Lanes each(Function f) {
     return lanes;
 }
 
-// Every second batch of lanes is random bits: all exponents, NaN, infinities and subnormals.
+template <class Function>
+void expect_each(const Lanes& got, Function want, const std::string& what) {
+    CHECK_MESSAGE(same(got, each(want)), what);
+}
+
+// Normally distributed values, or any bits at all: all exponents, NaN, infinities and subnormals.
 Lanes random_lanes(std::mt19937& generator, bool any_bits) {
     std::normal_distribution<float> normal;
     return each([&](std::size_t) {
@@ -51,26 +53,6 @@ template <class Test>
 void for_each_set(Test test) {
     for (InstructionSet set : supported_instruction_sets()) test(vec_shims(set), std::string(name_of(set)));
 }
-
-// Sixteen floats that end where memory ends: touching anything after them is a crash.
-class Edge {
-public:
-    Edge() : page_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))) {
-        void* memory = mmap(nullptr, 2 * page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        base_ = static_cast<char*>(memory);
-        mprotect(base_ + page_, page_, PROT_NONE);
-    }
-    ~Edge() { munmap(base_, 2 * page_); }
-    Edge(const Edge&) = delete;
-    Edge& operator=(const Edge&) = delete;
-
-    // The last n floats.
-    float* last(int n) { return reinterpret_cast<float*>(base_ + page_) - n; }
-
-private:
-    std::size_t page_;
-    char* base_;
-};
 
 }  // namespace
 
@@ -94,7 +76,7 @@ TEST("vec: arithmetic rounds each lane as a scalar does") {
             const auto unary = [&](VecShims::Unary function, auto scalar, const char* what) {
                 Lanes got;
                 function(a.data(), got.data());
-                CHECK_MESSAGE(same(got, each([&](std::size_t i) { return scalar(a[i]); })), name + " " + what);
+                expect_each(got, [&](std::size_t i) { return scalar(a[i]); }, name + " " + what);
             };
             unary(vec.copy, [](float x) { return x; }, "load and store");
             unary(vec.abs, [](float x) { return std::fabs(x); }, "abs");
@@ -102,7 +84,7 @@ TEST("vec: arithmetic rounds each lane as a scalar does") {
         }
         Lanes got;
         vec.broadcast(2.5f, got.data());
-        CHECK_MESSAGE(same(got, each([](std::size_t) { return 2.5f; })), name + " broadcast");
+        expect_each(got, [](std::size_t) { return 2.5f; }, name + " broadcast");
     });
 }
 
@@ -131,7 +113,8 @@ TEST("vec: round goes to the nearest integer, ties to even") {
         vec.round(ties.data(), got.data());
         for (std::size_t i = 0; i < ties.size(); ++i) {
             const float want = std::nearbyint(ties[i]);
-            CHECK_MESSAGE(got[i] == want || (std::isnan(got[i]) && std::isnan(want)), name + " " + std::to_string(ties[i]));
+            const bool both_nan = std::isnan(got[i]) && std::isnan(want);
+            CHECK_MESSAGE(got[i] == want || both_nan, name + " " + std::to_string(ties[i]));
         }
         for (int base = -4000; base < 4000; base += 16) {
             const Lanes values = each([&](std::size_t i) { return (base + static_cast<int>(i)) / 16.0f; });
@@ -153,24 +136,25 @@ TEST("vec: comparisons choose by lane; NaN is less than nothing") {
             const Lanes y = each([](std::size_t i) { return -static_cast<float>(i) - 1; });
             Lanes got;
             vec.where_less(a.data(), b.data(), x.data(), y.data(), got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return a[i] < b[i] ? x[i] : y[i]; })), name + " less");
+            expect_each(got, [&](std::size_t i) { return a[i] < b[i] ? x[i] : y[i]; }, name + " less");
             vec.where_nan(a.data(), x.data(), y.data(), got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return std::isnan(a[i]) ? x[i] : y[i]; })), name + " nan");
+            expect_each(got, [&](std::size_t i) { return std::isnan(a[i]) ? x[i] : y[i]; }, name + " nan");
         }
     });
 }
 
 TEST("vec: partial loads and stores touch nothing beyond their lanes") {
     for_each_set([](const VecShims& vec, const std::string& name) {
-        Edge edge;
+        MemoryEdge edge(64);
         const Lanes ones = each([](std::size_t i) { return static_cast<float>(i) + 1; });
         const Lanes twos = each([](std::size_t i) { return -static_cast<float>(i); });
         for (int n = 0; n <= 16; ++n) {
             const auto below = [n](std::size_t i) { return static_cast<int>(i) < n; };
-            vec.store_first(edge.last(n), ones.data(), n);
+            auto* const p = edge.last<float>(static_cast<std::size_t>(n));
+            vec.store_first(p, ones.data(), n);
             Lanes got;
-            vec.load_first(edge.last(n), n, got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return below(i) ? ones[i] : 0.0f; })), name + " load_first");
+            vec.load_first(p, n, got.data());
+            expect_each(got, [&](std::size_t i) { return below(i) ? ones[i] : 0.0f; }, name + " load_first");
             Lanes target = twos;
             vec.store_first(target.data(), ones.data(), n);
             const Lanes mixed = each([&](std::size_t i) { return below(i) ? ones[i] : twos[i]; });
@@ -188,9 +172,9 @@ TEST("vec: half types widen exactly, all 65536 patterns") {
             for (unsigned i = 0; i < 16; ++i) bits[i] = static_cast<std::uint16_t>(base + i);
             Lanes got;
             vec.load_bf16(bits.data(), got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return reference::from_bfloat16(bits[i]); })), name + " bf16");
+            expect_each(got, [&](std::size_t i) { return reference::from_bfloat16(bits[i]); }, name + " bf16");
             vec.load_f16(bits.data(), got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return reference::from_float16(bits[i]); })), name + " f16");
+            expect_each(got, [&](std::size_t i) { return reference::from_float16(bits[i]); }, name + " f16");
         }
     });
 }
@@ -206,9 +190,9 @@ TEST("vec: integers convert exactly both ways") {
             }
             Lanes got;
             vec.load_u8(unsigned_bytes.data(), got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return static_cast<float>(unsigned_bytes[i]); })), name + " u8");
+            expect_each(got, [&](std::size_t i) { return static_cast<float>(unsigned_bytes[i]); }, name + " u8");
             vec.load_i8(bytes.data(), got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return static_cast<float>(bytes[i]); })), name + " i8");
+            expect_each(got, [&](std::size_t i) { return static_cast<float>(bytes[i]); }, name + " i8");
             vec.store_i8(stored.data(), got.data());
             CHECK_MESSAGE(stored == bytes, name + " store_i8");
         }
@@ -218,7 +202,7 @@ TEST("vec: integers convert exactly both ways") {
             for (std::int32_t& integer : integers) integer = static_cast<std::int32_t>(generator()) >> (trial % 24);
             Lanes got;
             vec.load_i32(integers.data(), got.data());
-            CHECK_MESSAGE(same(got, each([&](std::size_t i) { return static_cast<float>(integers[i]); })), name + " i32");
+            expect_each(got, [&](std::size_t i) { return static_cast<float>(integers[i]); }, name + " i32");
         }
     });
 }
@@ -246,7 +230,6 @@ TEST("vec: scale_by_power multiplies by a power of two exactly") {
             const Lanes exponents = each([&](std::size_t) { return static_cast<float>(n); });
             Lanes got;
             vec.scale_by_power(a.data(), exponents.data(), got.data());
-            // Sets may differ in subnormal results; 0.7 * 2^-126 is one.
             const Lanes want = each([&](std::size_t i) { return std::ldexp(a[i], n); });
             CHECK_MESSAGE(same(got, want), name + " 2^" + std::to_string(n));
         }

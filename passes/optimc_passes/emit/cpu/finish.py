@@ -43,7 +43,7 @@ def _merge_equal(draft: Draft, offsets: dict[int, int]) -> tuple[dict[int, int],
     """
     index: dict[int, int] = {}
     places: dict[tuple[FloatRows | QuantizedRows, int], int] = {}
-    described = []
+    described: list[dict[str, Any]] = []
     for buffer, offset in offsets.items():
         form = draft.buffers[buffer]
         unnamed = replace(form, name="")

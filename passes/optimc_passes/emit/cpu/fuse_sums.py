@@ -6,6 +6,8 @@ from optimc.plan.cpu_program import Elementwise, Embed, Linear, Norm, Op, View
 from optimc_passes.emit.cpu.draft import Draft, Edit
 from optimc_passes.emit.cpu.weights import FloatSource, IntSource, VectorSource
 
+_LEAVES = ("rows", "vector", "constant")
+
 
 def fuse_sums(draft: Draft) -> None:
     """Fold each sum or scale into the operation that computes an operand, where nobody else reads that operand."""
@@ -79,5 +81,8 @@ def _taking(op: Op | None, other: View, out: View) -> Op | None:
 
 def _operands(op: Elementwise, kind: str) -> list[str] | None:
     """Return the kinds of the two operands of a single binary step, rows first; None if it is another step."""
-    *leaves, last = op.steps
-    return sorted((leaf.op for leaf in leaves), key=("rows", "vector", "constant").index) if last.op == kind else None
+    first, second, last = op.steps
+    kinds = [first.op, second.op]
+    if last.op != kind or not set(kinds) <= set(_LEAVES):
+        return None
+    return sorted(kinds, key=_LEAVES.index)

@@ -10,19 +10,13 @@ struct Part {
     Range panels;
 };
 
-// Rows are split only where panels alone would leave threads idle: each part reads all of its panels' weights.
+// Many rows are split first: a thread then finds the rows it wrote itself in its own cache, and reading the panels' weights
+// once more costs little beside so many products. Few rows are not, so that every weight is read once.
 Part my_part(std::int64_t rows, std::int64_t units, std::int64_t panels_per_unit, int thread, int threads) {
-    constexpr std::int64_t kFewestRows = 64;
+    constexpr std::int64_t kFewestRows = 96;
     int row_parts = 1;
-    std::int64_t best = rows * ((units + threads - 1) / threads);
     for (int parts = 2; parts <= threads && rows / parts >= kFewestRows; ++parts) {
-        if (threads % parts != 0) continue;
-        const int unit_parts = threads / parts;
-        const std::int64_t cost = (rows + parts - 1) / parts * ((units + unit_parts - 1) / unit_parts);
-        if (cost < best) {
-            best = cost;
-            row_parts = parts;
-        }
+        if (threads % parts == 0) row_parts = parts;
     }
     const int unit_parts = threads / row_parts;
     const Range unit_range = share(units, thread % unit_parts, unit_parts);

@@ -218,7 +218,7 @@ class Interpreter:
             x += self._read(op.before)
         if op.sum is not None:
             self._view(op.sum)[:] = x
-        heads = x.reshape(len(x), op.heads, -1)
+        heads = x.reshape(len(x), op.heads, x.shape[1] // op.heads)
         if op.centred:
             heads = heads - heads.mean(axis=-1, keepdims=True)
         variance = np.mean(heads * heads, axis=-1, keepdims=True)
@@ -255,8 +255,8 @@ class Interpreter:
         else:
             assert op.residual is None
             assert weight.outputs == -(-width // 32) * 32 + width
-            halves = product.reshape(len(product), -1, 2, 32)
-            gate, up = (halves[:, :, half].reshape(len(product), -1)[:, :width] for half in (0, 1))
+            halves = product.reshape(len(product), product.shape[1] // 64, 2, 32)
+            gate, up = (halves[:, :, half].reshape(len(product), product.shape[1] // 2)[:, :width] for half in (0, 1))
             result = UNARY[op.gate](gate) * up
         if op.residual is not None:
             result = self._read(op.residual) + result
@@ -309,3 +309,76 @@ class Interpreter:
 
     def _permute(self, op: PermuteFeatures) -> None:
         self._view(op.out)[:] = self._read(op.x)[:, self.dense[op.permutation]]
+
+
+def memory_faults(program: CpuProgram) -> list[str]:
+    """Return where an operation writes what it, or a thread that is still rounding, reads.
+
+    An operation may write over an operand only element for element: elementwise inputs, the residual of a linear layer,
+    what a norm reads. Threads do not wait for each other after an operation that only rounds, so what it reads must
+    stay until the next operation that does not has ended.
+    """
+    faults = []
+    rounding: list[View] = []
+    for place, op in enumerate(program.ops):
+        written = [view for view in (getattr(op, "out", None), getattr(op, "sum", None)) if view is not None]
+        element_wise, whole = _operands(op)
+        for out in written:
+            faults += [
+                f"{place} {op.name}: writes {out} over {view}"
+                for view in element_wise
+                if view != out and _meet(program, out, view)
+            ]
+            faults += [
+                f"{place} {op.name}: writes {out} over {v}" for v in [*whole, *rounding] if _meet(program, out, v)
+            ]
+        quantized = getattr(op, "quantized", None)
+        if isinstance(op, Linear) and quantized is not None:
+            faults += [
+                f"{place} {op.name}: writes over its codes"
+                for out in written
+                if _bytes_meet(program, out.buffer, quantized)
+            ]
+        if isinstance(op, Norm | Quantize) and quantized is not None:
+            operands = [*element_wise, *whole]
+            faults += [
+                f"{place} {op.name}: codes over {v}" for v in operands if _bytes_meet(program, v.buffer, quantized)
+            ]
+            rounding += operands
+        else:
+            rounding = []
+    return faults
+
+
+def _operands(op: Any) -> tuple[list[View], list[View]]:
+    """Views read element for element, and views of which a result needs more."""
+    if isinstance(op, Elementwise):
+        return list(op.inputs), []
+    if isinstance(op, Norm):
+        return [view for view in (op.x, op.before, op.after) if view is not None], []
+    if isinstance(op, Linear):
+        return [op.residual] if op.residual else [], [op.x] if op.x else []
+    if isinstance(op, Attention):
+        return [], [view for view in (op.q, op.k, op.v, op.rotation) if view is not None]
+    return [], [op.x] if hasattr(op, "x") else []
+
+
+def _meet(program: CpuProgram, first: View, second: View) -> bool:
+    if first.buffer == second.buffer:
+        return first.column < second.column + second.width and second.column < first.column + first.width
+    return _bytes_meet(program, first.buffer, second.buffer)
+
+
+def _bytes_meet(program: CpuProgram, first: int, second: int) -> bool:
+    (start, stop), (other_start, other_stop) = (buffer_span(program, index) for index in (first, second))
+    return start < other_stop and other_start < stop
+
+
+def buffer_span(program: CpuProgram, index: int) -> tuple[int, int]:
+    """First byte of a buffer and the one after its last."""
+    buffer, rows = program.buffers[index], program.max_tokens
+    if isinstance(buffer, FloatBuffer):
+        return buffer.offset, buffer.offset + rows * buffer.width * 4
+    sizes = Interpreter._sizes(buffer)
+    parts = [rows * sum(-(-size // 8) * 8 for size in sizes), 4 * rows * len(sizes), 4 * rows * len(sizes)]
+    return buffer.offset, buffer.offset + sum(-(-part // 64) * 64 for part in parts)
