@@ -11,8 +11,6 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 import optimc
 from optimc.cli.bench import bench
@@ -66,13 +64,10 @@ def main() -> None:
     if debug:
         # Accepted anywhere on the line; typer itself would take it only before the command's name.
         sys.argv = [sys.argv[0], "--debug", *(argument for argument in sys.argv[1:] if argument != "--debug")]
-    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app()
     except OptimcError as error:
-        if debug:
-            stderr.print_exception()
-        stderr.print(f"[red]error:[/red] {escape(str(error))}")
+        _print_error("error", str(error), traceback=debug)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -81,8 +76,16 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except Exception as error:  # our own bug: in one line, unless --debug asks for more
-        if debug:
-            stderr.print_exception()
-        kind = type(error).__name__
-        stderr.print(f"[red]internal error:[/red] {escape(f'{kind}: {error}')} (--debug shows where; please report it)")
+        message = f"{type(error).__name__}: {error} (--debug shows where; please report it)"
+        _print_error("internal error", message, traceback=debug)
         raise SystemExit(1) from None
+
+
+def _print_error(kind: str, message: str, *, traceback: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+    if traceback:
+        stderr.print_exception()
+    stderr.print(f"[red]{kind}:[/red] {escape(message)}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from optimc.cli import options
 from optimc.cli.progress import progress_bar
@@ -77,6 +76,8 @@ def bench(
 
     p99: withheld below 300 samples.
     """
+    from rich.console import Console
+
     from optimc.cli.engine_options import load_engine
     from optimc.measure.bench import run_bench
     from optimc.measure.config import BenchConfig

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from optimc.cli import options
 from optimc.cli.format import format_bytes, format_metrics
@@ -32,6 +30,9 @@ def build(
     as_json: options.Json = False,
 ) -> None:
     """Build the engine a recipe describes. What earlier builds did already is taken from the cache."""
+    from rich.console import Console
+    from rich.table import Table
+
     from optimc.build import BuildOptions, build_recipe, plan_build
 
     build_options = BuildOptions(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from optimc.cli import options
 from optimc.errors import OptimcError, RequestError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from optimc_runtime.chat_template import ChatTemplate
     from optimc_runtime.engine import Engine
     from optimc_runtime.request import RequestOutput, SamplingParams
@@ -37,6 +37,8 @@ def chat(
     trust: options.Trust = False,
 ) -> None:
     """Talk to a plan. Answers stream as they are made; each is followed by its TTFT, TPOT and cached tokens."""
+    from rich.console import Console
+
     from optimc.cli.engine_options import load_engine
     from optimc.plan import Plan
     from optimc_runtime.chat_template import ChatTemplate
@@ -65,6 +67,8 @@ def chat(
 def _converse(
     engine: Engine, template: ChatTemplate, start: list[Message], params: SamplingParams, console: Console
 ) -> None:
+    from rich.markup import escape
+
     history = list(start)
     while (line := _read_line()) is not None:
         if line == "/exit":

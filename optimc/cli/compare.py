@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from optimc.cli import options
 from optimc.cli.progress import progress_bar
@@ -46,6 +45,8 @@ def compare(
 
     Exits with code 1 if a plan fails a quality gate of its recipe.
     """
+    from rich.console import Console
+
     from optimc.build import BuildOptions, build_recipe, require_compiler
     from optimc.cli.engine_options import load_engine
     from optimc.measure.compare_plans import CompareConfig

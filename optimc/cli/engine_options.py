@@ -7,12 +7,13 @@ from pathlib import Path
 
 from optimc.cli.options import bytes_option
 from optimc.errors import ConfigError, Fault
+from optimc.plan import Plan
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 
 
 def load_engine(
-    plan_path: Path,
+    plan: Plan | Path,
     *,
     max_seqs: int | None = None,
     max_step_tokens: int | None = None,
@@ -25,7 +26,7 @@ def load_engine(
     max_queued_tokens: int | None = None,
     trust: bool = False,
 ) -> Engine:
-    """Load a plan and start its engine. Raises PlanError or ConfigError in words."""
+    """Load a plan, opened or to be opened, and start its engine. Raises PlanError or ConfigError in words."""
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
         # They would spin against each other: so much slower that it looks like a server that hangs.
@@ -44,6 +45,6 @@ def load_engine(
         inflight_batching=inflight_batching,
         **{name: value for name, value in given.items() if value is not None},
     )
-    engine = Engine.load(plan_path, config, trust=trust)
+    engine = Engine.load(plan, config, trust=trust)
     engine.start()
     return engine

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from optimc.cli import options
 from optimc.cli.progress import progress_bar
@@ -37,6 +36,8 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Perplexity, KL divergence and top-1 agreement, teacher-forced through the engine as it serves."""
+    from rich.console import Console
+
     from optimc.build import BuildOptions, require_compiler
     from optimc.cli.engine_options import load_engine
     from optimc.measure.evaluation import eval_plan

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from optimc.cli import options
 from optimc.cli.format import format_bytes, format_metrics, format_options
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from optimc.plan import Manifest, Plan
 
 
@@ -29,6 +28,9 @@ def inspect(
     as_json: options.Json = False,
 ) -> None:
     """Show target, limits, cache layout, quantization, passes and sources of a plan."""
+    from rich.console import Console
+    from rich.table import Table
+
     from optimc.plan import Plan
 
     with Plan.open(plan_path, verify=verify) as plan:
@@ -69,6 +71,9 @@ def _print_program(plan: Plan, as_json: bool) -> None:
 
 
 def _summary(manifest: Manifest, size_bytes: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     limits, kv = manifest.limits, manifest.kv
     token_bytes = sum(layer.num_kv_heads * layer.head_dim for layer in kv.layers) * 2
     quantized: dict[str, int] = {}
@@ -105,6 +110,9 @@ def _summary(manifest: Manifest, size_bytes: int) -> Table:
 
 
 def _passes(manifest: Manifest) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table()
     for heading in ("pass", "options", "seconds", "figures", "decisions"):
         table.add_column(heading, overflow="fold")

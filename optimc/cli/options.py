@@ -7,21 +7,18 @@ from typing import Annotated
 
 import typer
 
+from optimc.byte_size import parse_bytes
 from optimc.errors import ConfigError, Fault
 
 
 def bytes_option(value: str | None, name: str) -> int | None:
     """Turn "512MiB" into bytes. Raises ConfigError naming the option."""
-    from optimc.recipe.model import parse_bytes
-
     if value is None:
         return None
     try:
-        parsed = parse_bytes(value)
+        return parse_bytes(value)
     except ValueError as error:
         raise ConfigError("options", [Fault(name, str(error))]) from error
-    assert isinstance(parsed, int)
-    return parsed
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -82,7 +82,7 @@ class _Size(NamedTuple):
 def _bytes_read(weight: Weight, tensor_bytes: Callable[[str], int]) -> _Size:
     whole = tensor_bytes(weight.tensor)
     match weight:
-        case IntWeight(outputs=rows) | Table(rows=rows):
+        case IntWeight(outputs=rows) | FloatWeight(outputs=rows) | Table(rows=rows):
             return _Size(whole, whole // rows)
     return _Size(whole, whole)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from rich import progress as bars
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from optimc.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @contextmanager
@@ -18,6 +19,9 @@ def progress_bar() -> Iterator[Progress]:
 
     Without a terminal (a pipe, a log) it writes a line when a label begins and one when it is done.
     """
+    from rich import progress as bars
+    from rich.console import Console
+
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         yield _Lines(console).report

@@ -10,6 +10,10 @@ import typer
 from optimc.cli import options
 from optimc.errors import ConfigError, Fault
 
+_WARM_UP_TOKENS = 16
+"""Enough to touch all weights and start all threads: steps as large as they come would delay the ready line more than
+they spare the first long prompt."""
+
 
 def serve(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
@@ -49,43 +53,49 @@ def serve(
     trust: options.Trust = False,
 ) -> None:
     """Serve a plan until SIGTERM or Ctrl-C. The ready line names the address; /metrics is for Prometheus."""
-    from optimc.cli.engine_options import load_engine
-    from optimc.plan import Plan
-    from optimc_runtime.chat_template import ChatTemplate
-    from optimc_runtime.server import ServerOptions, check_address
-    from optimc_runtime.server import serve as serve_engine
+    from optimc.cli.start_up import start_up
 
-    with Plan.open(plan_path) as plan:
-        manifest = plan.manifest
+    with start_up():
+        from optimc.plan import Plan
+
+        plan = Plan.open(plan_path)
+        if not trust:
+            plan.begin_verification()  # goes on while the rest is imported
+        from optimc.cli.engine_options import load_engine
+        from optimc_runtime.chat_template import ChatTemplate
+        from optimc_runtime.server import ServerOptions, check_address
+        from optimc_runtime.server import serve as serve_engine
+
         template = ChatTemplate.from_plan(plan, source=_read_template(chat_template))
-    defaults = {} if ignore_generation_config else dict(manifest.generation_defaults)
-    body_limit = options.bytes_option(max_body_bytes, "--max-body-bytes")
-    assert body_limit is not None
-    server_options = ServerOptions(
-        max_body_bytes=body_limit, allow_unknown_fields=allow_unknown_fields, generation_defaults=defaults
-    )
-    name = model_name or manifest.name
-    check_address(host, port)
-    engine = load_engine(
-        plan_path,
-        max_seqs=max_seqs,
-        max_step_tokens=max_step_tokens,
-        kv_memory=kv_memory,
-        threads=threads,
-        prefix_cache=prefix_cache,
-        chunked_prefill=chunked_prefill,
-        inflight_batching=inflight_batching,
-        max_queued_requests=max_queued_requests,
-        max_queued_tokens=max_queued_tokens,
-        trust=trust,
-    )
+        defaults = {} if ignore_generation_config else dict(plan.manifest.generation_defaults)
+        body_limit = options.bytes_option(max_body_bytes, "--max-body-bytes")
+        assert body_limit is not None
+        server_options = ServerOptions(
+            max_body_bytes=body_limit, allow_unknown_fields=allow_unknown_fields, generation_defaults=defaults
+        )
+        name = model_name or plan.manifest.name
+        check_address(host, port)
+        engine = load_engine(
+            plan,
+            max_seqs=max_seqs,
+            max_step_tokens=max_step_tokens,
+            kv_memory=kv_memory,
+            threads=threads,
+            prefix_cache=prefix_cache,
+            chunked_prefill=chunked_prefill,
+            inflight_batching=inflight_batching,
+            max_queued_requests=max_queued_requests,
+            max_queued_tokens=max_queued_tokens,
+            trust=trust,
+        )
+        plan.close()
     try:
         if defaults:
-            shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
+            shown = ", ".join(f"{key} {value}" for key, value in defaults.items())
             typer.echo(f"sampling defaults from the checkpoint: {shown} (--ignore-generation-config drops them)")
         if template is None:
             typer.echo("no chat template: /v1/chat/completions answers 400, /v1/completions works")
-        engine.warm_up()
+        engine.warm_up(max_tokens=_WARM_UP_TOKENS)
         serve_engine(
             engine,
             model_name=name,

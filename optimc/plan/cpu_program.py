@@ -3,6 +3,10 @@
 A program is a straight line of operations on float32 buffers, rows of one token each. Buffers lie in one arena at
 offsets planned by lifetime. Weights are plan tensors, prepacked for the kernels and used where the file is mapped.
 
+Threads wait for each other after every operation but those that only round (Quantize, and Norm without `out` and `sum`):
+in small steps each thread does these for itself. So what such an operation reads must stay until the next operation that
+does not only round has ended.
+
 Letters: T tokens in the step, R rows that need logits, C input features, N output features, G quantization group along
 C, H query heads, Hkv key/value heads, D head dim, V vocabulary.
 
@@ -125,6 +129,9 @@ class QuantizedBuffer(_Section):
     rows: RowsKind
     features: int = Field(gt=0)
     group: int = Field(gt=0)
+    terms: Literal[1, 2] = 1
+    """With 2, as many rows again follow: what rounding the first ones left, rounded itself. A product with such a buffer
+    is the sum of the products with both, so that little but float32's own rounding is lost."""
     offset: int = Field(ge=0)
 
 
@@ -149,7 +156,7 @@ class Embed(_Op):
 
     op: Literal["embed"] = "embed"
     table: str
-    """A Table, or an IntWeight [V, C]."""
+    """A Table, or a linear weight [V, C] in panels, which a tied head shares."""
     scale: float
     out: View
 
@@ -225,6 +232,8 @@ class Attention(_Op):
     k: View
     v: View
     out: View
+    logits_rows_only: bool = False
+    """Whether nobody reads other rows of `out` than those that need logits; the others may be left as they are."""
 
 
 class ElementwiseStep(_Section):

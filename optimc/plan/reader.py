@@ -6,6 +6,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -45,6 +46,7 @@ class Plan:
         """Size of the file."""
         self._data = data
         self._bytes = np.frombuffer(data, np.uint8)
+        self._verification: Future[None] | None = None
 
     @classmethod
     def open(cls, path: Path | str, *, verify: bool = False) -> Plan:
@@ -112,10 +114,23 @@ class Plan:
         """Return a copy of the tensor's bytes: tokenizer files, templates, program text."""
         return self.tensor(name).tobytes()
 
+    def begin_verification(self) -> None:
+        """Begin to compare every tensor with its SHA-256, in a thread of its own; `verify` waits for the result."""
+        if self._verification is None:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="optimc-verify")
+            self._verification = pool.submit(self._check_tensors, self._bytes)
+            pool.shutdown(wait=False)
+
     def verify(self) -> None:
-        """Compare every tensor with its SHA-256. Raises PlanCorruptError naming the first that differs."""
-        for spec in self:
-            digest = hashlib.sha256(self._bytes[spec.offset : spec.offset + spec.nbytes].data).hexdigest()
+        """Compare every tensor with its SHA-256. Raises PlanCorruptError naming one that differs."""
+        self.begin_verification()
+        assert self._verification is not None
+        self._verification.result()
+
+    def _check_tensors(self, data: NDArray[np.uint8]) -> None:
+        # The largest last: hashing it needs the interpreter least, so whatever is loaded meanwhile is least disturbed.
+        for spec in sorted(self, key=lambda spec: spec.nbytes):
+            digest = hashlib.sha256(data[spec.offset : spec.offset + spec.nbytes].data).hexdigest()
             if digest != self.manifest.tensors[spec.name].sha256:
                 raise PlanCorruptError(
                     f"{self.path}: tensor '{spec.name}' does not match its SHA-256; the file is damaged, rebuild it"

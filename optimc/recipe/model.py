@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KiB|MiB|GiB)?")
-_UNIT_BYTES = {
-    None: 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
+from optimc.byte_size import SIZE, parse_bytes
 
 
-def parse_bytes(value: object) -> object:
+def _parse_size(value: object) -> object:
     """Turn "512MiB" into 536870912; leave everything that is not a string to the type check."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f"'{value}' is not a size; write for example 512MiB or 2GiB")
-    # Decimal, because a float has no room for every size somebody may write.
-    return int(Decimal(match[1]) * _UNIT_BYTES[match[2]])
+    return parse_bytes(value) if isinstance(value, str) else value
 
 
 ByteSize = Annotated[
     int,
-    BeforeValidator(parse_bytes),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _SIZE.pattern}]}),
+    BeforeValidator(_parse_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": SIZE.pattern}]}),
 ]
 
 
@@ -67,7 +49,7 @@ ActivationScales = Literal["group", "row"]
 class TargetSpec(_Section):
     """What the plan is lowered for."""
 
-    backend: str = "onnxruntime"
+    backend: str = "cpu"
     """What runs the plan: `cpu`, our own kernels, or `onnxruntime`, the portable reference."""
     int8_activations: bool | None = None
     """Let products with quantized weights round their activations to 8 bits: faster, a little less exact. By default

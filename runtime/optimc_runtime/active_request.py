@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,13 @@ class ActiveRequest:
     """A request between submission and its last output. `sampling` is None for one that only scores its prompt."""
 
     __slots__ = (
-        "arrival_s",
-        "first_token_s",
         "on_logits",
         "on_output",
         "sampling",
-        "scheduled_s",
         "sequence",
         "stop_ids",
         "text",
+        "timings",
     )
 
     def __init__(
@@ -50,9 +49,11 @@ class ActiveRequest:
         self.text = text
         self.on_output = on_output
         self.on_logits = on_logits
-        self.arrival_s = arrival_s
-        self.scheduled_s: float | None = None
-        self.first_token_s: float | None = None
+        self.timings = Timings(arrival_s)
+
+    def mark(self, **times_s: float) -> None:
+        """Note when something happened: `scheduled_s`, `first_token_s` or `finished_s`."""
+        self.timings = replace(self.timings, **times_s)
 
     def output(
         self,
@@ -61,19 +62,18 @@ class ActiveRequest:
         *,
         logprob: TokenLogprob | None = None,
         finish_reason: FinishReason | None = None,
-        finished_s: float | None = None,
         error: OptimcError | None = None,
     ) -> RequestOutput:
         """Return the increment to deliver."""
         sequence = self.sequence
         asked = self.sampling is not None and self.sampling.params.logprobs is not None
         return RequestOutput(
-            request_id=sequence.request_id,
-            token_ids=token_ids,
-            text=text,
-            logprobs=(() if logprob is None else (logprob,)) if asked else None,
-            finish_reason=finish_reason,
-            usage=Usage(sequence.num_prompt, sequence.num_output, sequence.num_cached),
-            timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, finished_s),
-            error=error,
+            sequence.request_id,
+            token_ids,
+            text,
+            (() if logprob is None else (logprob,)) if asked else None,
+            finish_reason,
+            Usage(sequence.num_prompt, sequence.num_tokens - sequence.num_prompt, sequence.num_cached),
+            self.timings,
+            error,
         )

@@ -18,13 +18,19 @@ class Detokenizer:
     Cost is linear in the number of tokens.
     """
 
+    __slots__ = ("_skipped", "_stream")
+
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._stream: _Stream = _ByteStream(tokenizer) if tokenizer.pieces.is_byte_level else _WindowStream(tokenizer)
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next tokens; return the text that is now certain."""
-        return "".join(self._stream.push(token_id) for token_id in ids if token_id not in self._skipped)
+        return "".join(map(self.push_token, ids))
+
+    def push_token(self, token_id: int) -> str:
+        """Take the next token; return the text that is now certain."""
+        return "" if token_id in self._skipped else self._stream.push(token_id)
 
     def flush(self) -> str:
         """Return the text still held; the sequence has ended."""
@@ -40,12 +46,20 @@ class _Stream(Protocol):
 class _ByteStream:
     """Byte-level vocabularies: the text is the tokens' bytes as UTF-8, each maximal invalid part one U+FFFD."""
 
+    __slots__ = ("_inside_character", "_pieces", "_utf8")
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._pieces = tokenizer.pieces
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._inside_character = False
 
     def push(self, token_id: int) -> str:
-        return self._utf8.decode(self._pieces.bytes_of(token_id))
+        # Nearly every token begins and ends between characters.
+        if not self._inside_character and (text := self._pieces.text_of(token_id)) is not None:
+            return text
+        text = self._utf8.decode(self._pieces.bytes_of(token_id))
+        self._inside_character = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -111,16 +111,23 @@ class Engine:
         self._unfinished: dict[RequestId, ActiveRequest] = {}
 
     @classmethod
-    def load(cls, plan_path: Path | str, config: EngineConfig | None = None, *, trust: bool = False) -> Engine:
-        """Open a plan and make its executor. `trust` skips checking every tensor's SHA-256.
+    def load(cls, plan: Plan | Path | str, config: EngineConfig | None = None, *, trust: bool = False) -> Engine:
+        """Make the executor of a plan, opened or to be opened. `trust` skips checking every tensor's SHA-256.
 
         Raises PlanError if the plan cannot be used here, ConfigError if an option exceeds what it was built for.
         """
         config = EngineConfig() if config is None else config
-        plan = Plan.open(plan_path, verify=not trust)
+        plan = plan if isinstance(plan, Plan) else Plan.open(plan)
+        if not trust:
+            plan.begin_verification()
+        try:
+            tokenizer = Tokenizer.from_plan(plan)
+        finally:
+            if not trust:
+                plan.verify()  # what is damaged may have failed to load: this says why
         executor = load_executor(plan, kv_memory_bytes=config.kv_memory_bytes, threads=config.threads)
         try:
-            return cls(executor, plan.manifest, Tokenizer.from_plan(plan), config)
+            return cls(executor, plan.manifest, tokenizer, config)
         except BaseException:
             executor.close()
             raise
@@ -212,7 +219,7 @@ class Engine:
             sequence,
             on_output,
             time.monotonic(),
-            sampling=SamplingState(params, prompt.tolist(), stop_ids, self.vocab_size, seed),
+            sampling=SamplingState(params, prompt, stop_ids, self.vocab_size, seed),
             stop_ids=stop_ids,
             text=OutputText(self.tokenizer, params),
         )
@@ -310,10 +317,11 @@ class Engine:
         assert self._thread is None, "the engine's thread is running"
         return self._turn()
 
-    def warm_up(self) -> None:
-        """Run the largest prefill and decode steps once, so that the first request does not pay for them. Writes only
-        blocks that are free now; the prefix cache and all figures stay as they are. Raises what the executor raises."""
-        self._call(self._loop.warm_up)
+    def warm_up(self, max_tokens: int | None = None) -> None:
+        """Run the largest prefill and decode steps once, of at most `max_tokens` tokens, so that the first request does
+        not pay for them. Writes only blocks that are free now; the prefix cache and all figures stay as they are.
+        Raises what the executor raises."""
+        self._call(lambda: self._loop.warm_up(max_tokens))
 
     def stats(self) -> EngineStats:
         """Return a snapshot of load and totals; requests the engine's thread has not taken in yet count as waiting."""
@@ -424,13 +432,13 @@ class Engine:
             stopping = self._state is _State.STOPPING
         for request in aborts:
             self._loop.abort(request)
-        self._run_calls()
+        if self._calls:
+            self._run_calls()
         if stopping:
             self._loop.abort_all()
         self._loop.step()
         self._last_progress_s = time.monotonic()
-        with self._wake:
-            return self._has_news()
+        return self._has_news()
 
     def _has_news(self) -> bool:
         return bool(self._inbox or self._aborts or self._calls or self._loop.has_work)

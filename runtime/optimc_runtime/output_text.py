@@ -14,6 +14,8 @@ class OutputText:
     The text of the first min_tokens tokens is shown as it is; stop strings are looked for in what follows.
     """
 
+    __slots__ = ("_detokenizer", "_matcher", "_unmatched_tokens", "stopped")
+
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._matcher = StopMatcher(params.stop)
@@ -25,7 +27,7 @@ class OutputText:
         """Add a token; return the text now safe to show."""
         if self._detokenizer is None:
             return ""
-        text = self._detokenizer.push((token_id,))
+        text = self._detokenizer.push_token(token_id)
         if self._unmatched_tokens > 0:
             self._unmatched_tokens -= 1
             return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from typing import Literal, NamedTuple, NewType
 
 from optimc.errors import OptimcError, RequestError
 
@@ -114,8 +114,7 @@ class TokenLogprob:
     """(token id, logprob), likeliest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Token counts of one request."""
 
     prompt_tokens: int
@@ -135,8 +134,7 @@ class Timings:
     finished_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """One increment of a request's answer. Concatenated `text` is the whole answer."""
 
     request_id: RequestId

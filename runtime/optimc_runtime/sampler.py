@@ -47,7 +47,7 @@ class SamplingState:
     def __init__(
         self,
         params: SamplingParams,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int] | NDArray[np.integer],
         stop_ids: frozenset[int],
         vocab_size: int,
         seed: int,
@@ -101,7 +101,7 @@ class SamplingState:
 class _SeenTokens:
     """Distinct token ids with their output counts, as growing arrays: an accepted token costs O(1)."""
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int] | NDArray[np.integer]) -> None:
         distinct = np.unique(np.asarray(prompt_ids, np.int32))
         self._size = len(distinct)
         self._ids = np.concatenate([distinct, np.empty(64, np.int32)])
@@ -191,7 +191,7 @@ def _ragged(parts: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int64], NDAr
     return start, _joined(parts, _NO_IDS)
 
 
-def _check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+def _check_ids(ids: Iterable[int] | NDArray[np.integer], vocab_size: int, param: str) -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
             raise RequestError(f"{param}: token id {token} is outside the vocabulary of {vocab_size}", param=param)

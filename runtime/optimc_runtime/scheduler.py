@@ -22,6 +22,7 @@ import numpy as np
 
 from optimc_runtime.block_pool import BlockId, BlockPool
 from optimc_runtime.config import StepLimits
+from optimc_runtime.decode_steps import DecodeSteps
 from optimc_runtime.prefix_cache import PrefixCache
 from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.step import Step, Work, build_step
@@ -65,6 +66,7 @@ class Scheduler:
         columns = -(-limits.max_request_tokens // limits.block_size)
         self._table = np.zeros((limits.max_running, columns), np.int32)
         self._free_rows = list(range(limits.max_running - 1, -1, -1))
+        self._decode_steps = DecodeSteps(self._table, limits.block_size)
 
     @property
     def has_work(self) -> bool:
@@ -83,37 +85,40 @@ class Scheduler:
             return None
         # A static batch is open until its first step; later arrivals wait for the next one.
         open_for_admission = self._inflight_batching or not self.running
-        budget = self.limits.max_step_tokens
-        chunks: list[tuple[Sequence, int]] = []
-
-        index = 0
-        while index < len(self.running):  # preemption shortens the list from its young end, at or behind index
-            sequence = self.running[index]
+        decoding: list[Sequence] = []
+        all_sample = True
+        for sequence in self.running:  # preemption shortens the list from its young end, at or behind this sequence
             if sequence.num_tokens - sequence.num_computed == 1 and self._grow(sequence):
-                chunks.append((sequence, 1))
-                budget -= 1
-            index += 1
+                decoding.append(sequence)
+                all_sample = all_sample and sequence.wants_token and not sequence.all_logits
+        budget = self.limits.max_step_tokens - len(decoding)
         assert budget >= 0
 
-        for sequence in self.running:
-            remaining = sequence.num_tokens - sequence.num_computed
-            if remaining > 1 and (count := self._chunk(sequence, remaining, budget)):
-                chunks.append((sequence, count))
-                budget -= count
+        chunks: list[tuple[Sequence, int]] = []
+        if len(decoding) < len(self.running):
+            for sequence in self.running:
+                remaining = sequence.num_tokens - sequence.num_computed
+                if remaining > 1 and (count := self._chunk(sequence, remaining, budget)):
+                    chunks.append((sequence, count))
+                    budget -= count
 
-        if open_for_admission:
+        if open_for_admission and self.waiting:
             self._admit(chunks, budget)
-        assert chunks, "work exists, but nothing can run"
+        if all_sample and not chunks:
+            assert decoding, "work exists, but nothing can run"
+            return self._decode_steps.build(decoding)
+        self._decode_steps.forget()
+        chunks = [*((sequence, 1) for sequence in decoding), *chunks]
         work = tuple(Work(sequence, count, _num_logits(sequence, count)) for sequence, count in chunks)
         return build_step(work, self._table, self.limits.block_size)
 
     def commit(self, step: Step) -> None:
         """Record that the step succeeded for all its sequences that were not released since: their tokens are computed,
         and blocks they filled become visible in the cache."""
-        size = self.limits.block_size
+        size, running = self.limits.block_size, Status.RUNNING
         for item in step.work:
             sequence = item.sequence
-            if sequence.status is not Status.RUNNING:
+            if sequence.status is not running:
                 continue
             sequence.num_computed += item.num_tokens
             if sequence.all_logits:
@@ -261,6 +266,7 @@ class Scheduler:
 
     def _stop_running(self, sequence: Sequence) -> None:
         del self.running[bisect_left(self.running, sequence.order, key=_AGE)]
+        self._decode_steps.forget()
         self._table[sequence.row, : len(sequence.blocks)] = 0
         self._free_rows.append(sequence.row)
         self.pool.free(sequence.blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,31 @@ from optimc_runtime.request import FinishReason, RequestId, RequestOutput
 from optimc_runtime.sampler import Sampled, SamplingState, sample
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.sequence import Sequence as TokenSequence
+from optimc_runtime.sequence import Status
 from optimc_runtime.stats import Counters, EngineStats
 from optimc_runtime.step import Step, Work, build_step
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Whose work a step is, and who gets a token: kept while the scheduler hands out the same work."""
+
+    work: tuple[Work, ...]
+    requests: tuple[ActiveRequest, ...]
+    """Of `work`, in its order."""
+    num_rows: int
+    """Rows of logits the step is asked for."""
+    rows: list[int]
+    """Those of them to sample from."""
+    places: list[int]
+    """Whose they are: index into `requests`."""
+    states: list[SamplingState]
+    """How they are to be sampled."""
+
+
+_NO_BATCH = _Batch((), (), 0, [], [], [])
 
 
 class StepLoop:
@@ -36,6 +58,7 @@ class StepLoop:
         self._executor = executor
         self._on_end = on_end
         self._active: dict[RequestId, ActiveRequest] = {}
+        self._batch = _NO_BATCH
 
     @property
     def has_work(self) -> bool:
@@ -63,7 +86,8 @@ class StepLoop:
         pool are left as they are."""
         self._active.update((request.sequence.request_id, request) for request in not_added)
         for request in tuple(self._active.values()):
-            self._deliver_last(request, request.output(finish_reason="error", finished_s=time.monotonic(), error=error))
+            request.mark(finished_s=time.monotonic())
+            self._deliver_last(request, request.output(finish_reason="error", error=error))
 
     def step(self) -> None:
         """Run one step, if there is work."""
@@ -71,21 +95,22 @@ class StepLoop:
         step = self.scheduler.schedule()
         if step is None:
             return
-        for item in step.work:
-            request = self._active[item.sequence.request_id]
-            if request.scheduled_s is None:
-                request.scheduled_s = started_s
+        if step.work is not self._batch.work:
+            self._batch = self._batch_of(step, started_s)
+        batch = self._batch
         scheduled_s = executed_s = sampled_s = time.monotonic()
         try:
             logits = self._executor.execute(step.plan).logits
             executed_s = sampled_s = time.monotonic()
-            chosen = self._sample(step, logits)
+            chosen = self._sample(batch, logits)
             sampled_s = time.monotonic()
         except Exception as error:  # whatever a target raises, only this step's requests are lost
-            self._fail_step(step, error)
+            self._fail_step(batch, error)
         else:
             self.scheduler.commit(step)
-            self._deliver(step, logits, chosen)
+            self._deliver(batch, logits, chosen)
+        if not self._active:
+            self._batch = _NO_BATCH  # nobody's request is held on to
         ended_s = time.monotonic()
         counters = self.counters
         counters.steps += 1
@@ -95,12 +120,14 @@ class StepLoop:
         counters.sample_s += sampled_s - executed_s
         counters.commit_s += ended_s - sampled_s
 
-    def warm_up(self) -> None:
-        """Run a prefill and a decode step as large as the limits and the free blocks allow, so that the first request
-        does not pay for what the executor does once per shape. Only free blocks are written, and nothing is cached."""
+    def warm_up(self, max_tokens: int | None = None) -> None:
+        """Run a prefill and a decode step as large as the limits, the free blocks and `max_tokens` allow, so that the
+        first request does not pay for what the executor does once, or once per shape. Only free blocks are written,
+        and nothing is cached."""
         limits, pool = self.scheduler.limits, self.scheduler.pool
-        prefill = min(limits.max_step_tokens, limits.max_seq_len, pool.num_free * limits.block_size)
-        decodes = min(limits.max_running, pool.num_free)
+        most = limits.max_step_tokens if max_tokens is None else min(max_tokens, limits.max_step_tokens)
+        prefill = min(most, limits.max_seq_len, pool.num_free * limits.block_size)
+        decodes = min(most, limits.max_running, pool.num_free)
         for lengths in ([prefill], [1] * decodes):
             if sum(lengths):
                 counts = [-(-length // limits.block_size) for length in lengths]
@@ -137,33 +164,44 @@ class StepLoop:
             commit_s=counters.commit_s,
         )
 
-    def _sample(self, step: Step, logits: NDArray[np.float32]) -> dict[RequestId, Sampled]:
-        """Choose a token for every sequence of the step that wants one; one whose logits are unusable fails alone."""
+    def _batch_of(self, step: Step, now_s: float) -> _Batch:
+        requests = tuple([self._active[item.sequence.request_id] for item in step.work])
+        for request in requests:
+            if request.timings.scheduled_s is None:
+                request.mark(scheduled_s=now_s)
         rows: list[int] = []
-        requests: list[ActiveRequest] = []
+        places: list[int] = []
         states: list[SamplingState] = []
-        end = 0
-        for item in step.work:
-            end += item.num_logits
-            request = self._active[item.sequence.request_id]
+        num_rows = 0
+        for place, (item, request) in enumerate(zip(step.work, requests, strict=True)):
+            num_rows += item.num_logits
             if item.num_logits and request.sampling is not None:
-                rows.append(end - 1)
-                requests.append(request)
+                rows.append(num_rows - 1)
+                places.append(place)
                 states.append(request.sampling)
-        if len(logits) != end:
-            raise EngineError(f"the executor returned {len(logits)} rows of logits, {end} were asked for")
-        if not rows:
-            return {}
-        chosen = logits if len(rows) == end else logits[rows]
+        return _Batch(step.work, requests, num_rows, rows, places, states)
+
+    def _sample(self, batch: _Batch, logits: NDArray[np.float32]) -> list[Sampled | None]:
+        """Choose a token for every sequence of the step that wants one, None for the others; a request whose logits are
+        unusable fails alone."""
+        if len(logits) != batch.num_rows:
+            raise EngineError(f"the executor returned {len(logits)} rows of logits, {batch.num_rows} were asked for")
+        if not batch.rows:
+            return [None] * len(batch.work)
+        wanted = logits if len(batch.rows) == batch.num_rows else logits[batch.rows]
+        sampled: list[Sampled | None]
         try:
-            sampled: list[Sampled | None] = list(sample(chosen, states))
+            sampled = [*sample(wanted, batch.states)]
         except EngineError:
-            sampled = [self._sample_one(chosen[i : i + 1], request) for i, request in enumerate(requests)]
-        return {
-            request.sequence.request_id: choice
-            for request, choice in zip(requests, sampled, strict=True)
-            if choice is not None
-        }
+            sampled = [
+                self._sample_one(wanted[row : row + 1], batch.requests[place]) for row, place in enumerate(batch.places)
+            ]
+        if len(sampled) == len(batch.work):
+            return sampled
+        chosen: list[Sampled | None] = [None] * len(batch.work)
+        for place, choice in zip(batch.places, sampled, strict=True):
+            chosen[place] = choice
+        return chosen
 
     def _sample_one(self, row: NDArray[np.float32], request: ActiveRequest) -> Sampled | None:
         assert request.sampling is not None
@@ -173,59 +211,56 @@ class StepLoop:
             self._end(request, "error", error=error)
             return None
 
-    def _fail_step(self, step: Step, error: Exception) -> None:
+    def _fail_step(self, batch: _Batch, error: Exception) -> None:
         _log.error("step %d failed", self.counters.steps, exc_info=error)
         self.counters.failed_steps += 1
-        for item in step.work:
-            request = self._active.get(item.sequence.request_id)
-            if request is not None:
+        for request in batch.requests:
+            if request.sequence.status is not Status.FINISHED:
                 reason = f"{type(error).__name__}: {error}"
                 self._end(request, "error", error=EngineError(f"step {self.counters.steps} failed: {reason}"))
 
-    def _deliver(self, step: Step, logits: NDArray[np.float32], chosen: dict[RequestId, Sampled]) -> None:
-        row = 0
-        for item in step.work:
-            start, row = row, row + item.num_logits
-            request = self._active.get(item.sequence.request_id)
-            if request is None:
+    def _deliver(self, batch: _Batch, logits: NDArray[np.float32], chosen: list[Sampled | None]) -> None:
+        end = 0
+        for item, request, choice in zip(batch.work, batch.requests, chosen, strict=True):
+            start, end = end, end + item.num_logits
+            if request.sequence.status is Status.FINISHED:
                 continue
             try:
-                self._advance(request, item, logits[start:row], chosen.get(item.sequence.request_id))
+                if request.on_logits is not None and item.num_logits:
+                    request.on_logits(request.sequence.num_computed - item.num_logits, logits[start:end])
+                if request.sequence.num_computed == request.sequence.num_tokens:
+                    self._advance(request, choice)
             except Exception as error:  # a callback is the caller's code; other requests go on
                 _log.error("request %s: its text or callback failed", item.sequence.request_id, exc_info=error)
                 reason = f"{type(error).__name__}: {error}"
                 self._end(request, "error", error=EngineError(f"the request's text or callback failed: {reason}"))
 
-    def _advance(self, request: ActiveRequest, item: Work, logits: NDArray[np.float32], choice: Sampled | None) -> None:
-        """Hand on what one step brought for one request, and end it if it is complete."""
-        sequence = request.sequence
-        if request.on_logits is not None and item.num_logits:
-            request.on_logits(sequence.num_computed - item.num_logits, logits)
-        if sequence.num_computed < sequence.num_tokens:
-            return
+    def _advance(self, request: ActiveRequest, choice: Sampled | None) -> None:
+        """Hand on the token that follows a request's computed ones, and end the request if it is complete."""
+        sequence, sampling, output_text = request.sequence, request.sampling, request.text
         if sequence.num_output == 0:
             self.counters.prompt_tokens += sequence.num_prompt
+            if choice is not None:
+                request.mark(first_token_s=time.monotonic())
         if choice is None:
             self._end(request, "length")
             return
-        assert request.sampling is not None
-        assert request.text is not None
+        assert sampling is not None
+        assert output_text is not None
         token_id = choice.token_id
         sequence.append(token_id)
-        request.sampling.accept(token_id)
+        sampling.accept(token_id)
         self.counters.output_tokens += 1
-        if request.first_token_s is None:
-            request.first_token_s = time.monotonic()
         reason: FinishReason | None = None
         if token_id in request.stop_ids:
-            text, reason = request.text.finish(), "stop"
+            text, reason = output_text.finish(), "stop"
         else:
-            text = request.text.push(token_id)
-            if request.text.stopped:
+            text = output_text.push(token_id)
+            if output_text.stopped:
                 reason = "stop"
             elif not sequence.wants_token:
-                text += request.text.finish()
-                reason = "stop" if request.text.stopped else "length"
+                text += output_text.finish()
+                reason = "stop" if output_text.stopped else "length"
         if reason is None:
             request.on_output(request.output((token_id,), text, logprob=choice.logprob))
         else:
@@ -243,15 +278,9 @@ class StepLoop:
     ) -> None:
         """Give back what the request holds, then tell its owner."""
         self.scheduler.release(request.sequence)
-        output = request.output(
-            token_ids,
-            text,
-            logprob=None if choice is None else choice.logprob,
-            finish_reason=reason,
-            finished_s=time.monotonic(),
-            error=error,
-        )
-        self._deliver_last(request, output)
+        request.mark(finished_s=time.monotonic())
+        logprob = None if choice is None else choice.logprob
+        self._deliver_last(request, request.output(token_ids, text, logprob=logprob, finish_reason=reason, error=error))
 
     def _deliver_last(self, request: ActiveRequest, output: RequestOutput) -> None:
         assert output.finish_reason is not None

@@ -14,11 +14,14 @@ class StopMatcher:
     constant number of automaton steps (Knuth, Morris & Pratt 1977), whatever the length of the text.
     """
 
+    __slots__ = ("_borders", "_done", "_first_chars", "_held", "_matched", "_stop")
+
     def __init__(self, stop: Sequence[str]) -> None:
         assert all(stop), "an empty stop string would match everywhere"
         # Longest first: among strings that complete together the one that starts earliest decides the cut.
         self._stop = sorted(dict.fromkeys(stop), key=len, reverse=True)
         self._borders = [_borders(text) for text in self._stop]
+        self._first_chars = {text[0] for text in self._stop}
         self._matched = [0] * len(self._stop)
         self._held = ""
         self._done = False
@@ -29,7 +32,7 @@ class StopMatcher:
         The stop string itself and everything after it are dropped; nothing may be pushed after a match.
         """
         assert not self._done, "a stop string was already found"
-        if not self._stop:
+        if not self._held and self._first_chars.isdisjoint(text):
             return text, None
         buffer = self._held + text
         for position in range(len(self._held), len(buffer)):

@@ -10,7 +10,7 @@ from optimc.errors import PlanError, RequestError
 def load_backend(tokenizer_json: bytes) -> Backend:
     """Return the tokenizer described by a `tokenizer.json`. Raises PlanError if the library cannot read it."""
     try:
-        backend = Backend.from_str(tokenizer_json.decode())
+        backend = Backend.from_buffer(tokenizer_json)
     except Exception as error:  # the library raises bare Exception
         raise PlanError(f"tokenizer.json is not one the tokenizers library reads: {error}") from error
     # Settings left over from training or batching would silently cut or lengthen prompts.

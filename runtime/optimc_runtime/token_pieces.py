@@ -38,6 +38,7 @@ class TokenPieces:
         """Pieces are spelled in the byte alphabet."""
         self._has_fallback = "ByteFallback" in kinds
         self._has_spaces = bool(kinds & {"Metaspace", "Replace"})
+        self._texts: dict[int, str | None] = {}
 
     def exists(self, token_id: int) -> bool:
         """Whether the id names a token."""
@@ -46,6 +47,22 @@ class TokenPieces:
     def is_fallback_byte(self, token_id: int) -> bool:
         """Whether the token is one byte of a character the vocabulary lacks."""
         return self._has_fallback and _BYTE_FALLBACK.fullmatch(self._backend.id_to_token(token_id) or "") is not None
+
+    def text_of(self, token_id: int) -> str | None:
+        """Return what the token says wherever it stands: the text of its bytes; None if they are not whole characters.
+
+        Only for byte-level tokenizers. Remembered, for it is asked of every token that is generated.
+        """
+        assert self.is_byte_level
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            pass
+        try:
+            text = self.bytes_of(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        return self._texts.setdefault(token_id, text)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes the token contributes inside a text; possibly part of a character, empty for no token."""

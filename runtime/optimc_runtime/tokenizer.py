@@ -81,7 +81,8 @@ class Tokenizer:
     @cached_property
     def pieces(self) -> TokenPieces:
         """What single tokens stand for in the text."""
-        decoder: Any = json.loads(self._json).get("decoder")
+        # A decoder's state is its part of tokenizer.json, which is megabytes long.
+        decoder: Any = None if self._backend.decoder is None else json.loads(self._backend.decoder.__getstate__())
         return TokenPieces(self._backend, decoder)
 
     @property

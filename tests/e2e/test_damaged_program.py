@@ -1,7 +1,7 @@
-"""Nothing a plan's program section says makes the cpu engine reach outside its memory: it is refused, or it runs.
+"""Nothing a plan's program section says makes the cpu engine leave its memory: it is refused, or it runs.
 
-Every number and word of a real program is changed, one at a time, and the plan loaded and run. This happens in a process
-of its own, whose death would be the failure.
+Every number and word of a real program is changed, one at a time, and the plan loaded and run. This happens in a
+process of its own, whose death would be the failure.
 """
 
 import subprocess
@@ -76,7 +76,9 @@ def test_a_program_with_anything_changed_is_refused_or_runs(plan, build):
     if plan == "quantized":
         passes = [{"rtn": {"bits": 4, "group_size": 32, "symmetric": False}}, *passes]
     path = build(f"damaged-{plan}", target={"backend": "cpu", "kv_dtype": "int8"}, passes=passes).path
-    done = subprocess.run([sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     refused, ran = map(int, done.stdout.split())
     assert refused > 500

@@ -51,6 +51,8 @@ def test_warm_up_runs_the_largest_shapes_and_leaves_no_trace(make_engine, drive)
     before = engine.stats()
     engine.warm_up()
     assert engine.executor.shapes == [(32, 1, 1), (8, 8, 8)]
+    engine.warm_up(max_tokens=5)
+    assert engine.executor.shapes[2:] == [(5, 1, 1), (5, 5, 5)]
     assert engine.stats() == before
     drive.submit(engine, [1] * 9, drive.greedy(1))
     drive.run(engine)

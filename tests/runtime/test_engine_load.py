@@ -2,8 +2,8 @@
 
 import pytest
 
-from optimc.errors import ConfigError, PlanCorruptError
-from optimc.plan import PlanTensor, write_plan
+from optimc.errors import ConfigError, PlanCorruptError, PlanError
+from optimc.plan import Plan, PlanTensor, write_plan
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 
@@ -48,6 +48,28 @@ def test_a_damaged_plan_is_refused_unless_trusted(executors, plan_path):
         Engine.load(plan_path)
     assert not executors
     Engine.load(plan_path, trust=True).close()
+
+
+def test_a_damaged_tokenizer_is_called_damaged_rather_than_unreadable(executors, tmp_path, scripted, byte_tokenizer):
+    path = tmp_path / "engine.plan"
+    tokenizer = PlanTensor.from_bytes("tokenizer/tokenizer.json", byte_tokenizer._json)
+    write_plan(path, scripted.manifest(vocab_size=257), [tokenizer])
+    Engine.load(path).close()
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b'"vocab"')] = 0
+    path.write_bytes(data)
+    with pytest.raises(PlanCorruptError, match=r"tokenizer\.json' does not match its SHA-256"):
+        Engine.load(path)
+    with pytest.raises(PlanError, match=r"tokenizer\.json is not one the tokenizers library reads"):
+        Engine.load(path, trust=True)
+
+
+def test_an_opened_plan_may_be_closed_once_it_is_loaded(executors, plan_path, drive, scripted):
+    with Plan.open(plan_path) as plan:
+        engine = Engine.load(plan)
+    with engine:
+        (generation,) = engine.generate([[1, 2]], drive.greedy(2))
+    assert list(generation.token_ids) == scripted.greedy([1, 2], 2)
 
 
 def test_options_beyond_the_plan_release_the_executor(executors, plan_path):

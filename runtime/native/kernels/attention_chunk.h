@@ -54,6 +54,14 @@ inline void place_group(const CacheHead& cache, const std::uint8_t* head, int of
     const auto scales = [&](std::int64_t part) { return (const float*)(head + part) + offset; };
     chunk.scales[group] = {scales(cache.parts.key_scales), scales(cache.parts.value_scales),
                            scales(cache.parts.key_minimums), scales(cache.parts.value_minimums)};
+    if (kv_has_scales(type)) {
+        __builtin_prefetch(chunk.scales[group].key_scales);
+        __builtin_prefetch(chunk.scales[group].value_scales);
+    }
+    if (kv_has_minimums(type)) {
+        __builtin_prefetch(chunk.scales[group].key_minimums);
+        __builtin_prefetch(chunk.scales[group].value_minimums);
+    }
 }
 
 // One key, wherever it lies.

@@ -19,6 +19,8 @@ void norm(const Norm& norm, ConstRows x, ConstRows before, ConstRows after, Rows
 void elementwise(const Elementwise& expression, std::int64_t row_begin, std::int64_t row_end);
 void embed_float(const void* table, FloatType type, std::int64_t features, const std::int64_t* ids, float scale, Rows out,
                  std::int64_t row_begin, std::int64_t row_end);
+void embed_panels(const FloatWeight& table, const std::int64_t* ids, float scale, Rows out, std::int64_t row_begin,
+                  std::int64_t row_end);
 void embed_int(const IntWeight& table, const std::int64_t* ids, float scale, Rows out, std::int64_t row_begin,
                std::int64_t row_end);
 void attention_store(const AttentionCall& call, std::int64_t token_begin, std::int64_t token_end);

@@ -40,6 +40,26 @@ void embed_rows(const void* table, std::int64_t features, const std::int64_t* id
     }
 }
 
+// Rows of a weight in panels: an element every kPanelRows, sixteen of which are taken at a time.
+template <class Element>
+void embed_panel_rows(const FloatWeight& table, const std::int64_t* ids, float scale, Rows out, std::int64_t row_begin,
+                      std::int64_t row_end) {
+    const Vec factor = broadcast(scale);
+    for (std::int64_t row = row_begin; row < row_end; ++row) {
+        assert(ids[row] >= 0 && ids[row] < table.outputs);
+        const std::int64_t panel = ids[row] / kPanelRows;
+        const Element* source =
+            static_cast<const Element*>(table.data) + panel * kPanelRows * table.features + ids[row] % kPanelRows;
+        float* values = out.data + row * out.stride;
+        for (std::int64_t i = 0; i < table.features; i += kLanes) {
+            const int count = table.features - i < kLanes ? static_cast<int>(table.features - i) : kLanes;
+            Element taken[kLanes] = {};
+            for (int j = 0; j < count; ++j) taken[j] = source[(i + j) * kPanelRows];
+            store_first(values + i, widen(taken) * factor, count);
+        }
+    }
+}
+
 float lane(Vec values, std::int64_t i) {
     float all[kLanes];
     store(all, values);
@@ -54,6 +74,15 @@ void embed_float(const void* table, FloatType type, std::int64_t features, const
         case FloatType::float32: return embed_rows<float>(table, features, ids, scale, out, row_begin, row_end);
         case FloatType::bfloat16: return embed_rows<Bfloat16>(table, features, ids, scale, out, row_begin, row_end);
         case FloatType::float16: return embed_rows<Float16>(table, features, ids, scale, out, row_begin, row_end);
+    }
+}
+
+void embed_panels(const FloatWeight& table, const std::int64_t* ids, float scale, Rows out, std::int64_t row_begin,
+                  std::int64_t row_end) {
+    switch (table.type) {
+        case FloatType::float32: return embed_panel_rows<float>(table, ids, scale, out, row_begin, row_end);
+        case FloatType::bfloat16: return embed_panel_rows<Bfloat16>(table, ids, scale, out, row_begin, row_end);
+        case FloatType::float16: return embed_panel_rows<Float16>(table, ids, scale, out, row_begin, row_end);
     }
 }
 

@@ -49,6 +49,9 @@ struct Kernels {
     // out[m] = scale * row ids[m] of the table, a row-major [V, features] matrix.
     void (*embed_float)(const void* table, FloatType type, std::int64_t features, const std::int64_t* ids, float scale,
                         Rows out, std::int64_t row_begin, std::int64_t row_end);
+    // The same from a linear weight [V, features] in panels, as a tied head has it.
+    void (*embed_panels)(const FloatWeight& table, const std::int64_t* ids, float scale, Rows out,
+                         std::int64_t row_begin, std::int64_t row_end);
     // The same from a quantized weight [V, features] in panels.
     void (*embed_int)(const IntWeight& table, const std::int64_t* ids, float scale, Rows out, std::int64_t row_begin,
                       std::int64_t row_end);

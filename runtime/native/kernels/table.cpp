@@ -15,6 +15,7 @@ constexpr Kernels kTable = {
     .norm = OPTIMC_ISA::norm,
     .elementwise = OPTIMC_ISA::elementwise,
     .embed_float = OPTIMC_ISA::embed_float,
+    .embed_panels = OPTIMC_ISA::embed_panels,
     .embed_int = OPTIMC_ISA::embed_int,
     .attention_store = OPTIMC_ISA::attention_store,
     .attention_store_head = OPTIMC_ISA::attention_store_head,

@@ -272,10 +272,12 @@ void bind_builder(nb::module_& m) {
             "rows"_a, "width"_a, "offset"_a)
         .def(
             "quantized_buffer",
-            [](PyBuilder& self, const std::string& rows, std::int64_t features, std::int64_t group, std::int64_t offset) {
-                return self.get().add_quantized_buffer(named(kRowsKinds, rows, "kind of rows"), features, group, offset);
+            [](PyBuilder& self, const std::string& rows, std::int64_t features, std::int64_t group, int terms,
+               std::int64_t offset) {
+                return self.get().add_quantized_buffer(named(kRowsKinds, rows, "kind of rows"), features, group, terms,
+                                                       offset);
             },
-            "rows"_a, "features"_a, "group"_a, "offset"_a)
+            "rows"_a, "features"_a, "group"_a, "terms"_a, "offset"_a)
         .def(
             "embed", [](PyBuilder& self, int table, float scale, ViewTuple out) { self.get().embed(table, scale, to_view(out)); },
             "table"_a, "scale"_a, "out"_a)
@@ -316,7 +318,8 @@ void bind_builder(nb::module_& m) {
         .def(
             "attention",
             [](PyBuilder& self, int layer, int num_heads, int num_kv_heads, int head_dim, float scale, std::int64_t window,
-               float softcap, bool interleaved, MaybeView rotation, ViewTuple q, ViewTuple k, ViewTuple v, ViewTuple out) {
+               float softcap, bool interleaved, bool logits_rows_only, MaybeView rotation, ViewTuple q, ViewTuple k,
+               ViewTuple v, ViewTuple out) {
                 require(window >= 0 && softcap >= 0, "window and softcap must not be negative");
                 const AttentionSpec spec = {
                     .num_heads = num_heads,
@@ -328,10 +331,10 @@ void bind_builder(nb::module_& m) {
                     .rotary_dim = rotation ? static_cast<int>(std::get<2>(*rotation)) : 0,
                     .interleaved = interleaved,
                 };
-                self.get().attention({spec, layer}, to_view(q), to_view(k), to_view(v), to_view(rotation), to_view(out));
+                self.get().attention({spec, layer, logits_rows_only}, to_view(q), to_view(k), to_view(v), to_view(rotation), to_view(out));
             },
             nb::kw_only(), "layer"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a,
-            "interleaved"_a, "rotation"_a.none(), "q"_a, "k"_a, "v"_a, "out"_a)
+            "interleaved"_a, "logits_rows_only"_a, "rotation"_a.none(), "q"_a, "k"_a, "v"_a, "out"_a)
         .def(
             "elementwise",
             [](PyBuilder& self, const std::vector<std::tuple<std::string, int, int, float>>& steps,

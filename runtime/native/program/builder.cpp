@@ -98,10 +98,12 @@ int Builder::add_float_buffer(RowsKind rows, std::int64_t width, std::int64_t of
     return static_cast<int>(buffers_.size()) - 1;
 }
 
-int Builder::add_quantized_buffer(RowsKind rows, std::int64_t features, std::int64_t group, std::int64_t offset) {
+int Builder::add_quantized_buffer(RowsKind rows, std::int64_t features, std::int64_t group, int terms,
+                                  std::int64_t offset) {
     require_size(features, "features");
     require_size(group, "group");
-    const QuantizedBuffer added{rows, features, group, offset, true, 0};
+    require(terms == 1 || terms == 2, number(terms) + " terms");
+    const QuantizedBuffer added{rows, features, group, terms, offset, true, 0};
     add_buffer(false, parts_.quantized.size(), offset, added.bytes(parts_.capacity));
     parts_.quantized.push_back(added);
     return static_cast<int>(buffers_.size()) - 1;
@@ -109,18 +111,18 @@ int Builder::add_quantized_buffer(RowsKind rows, std::int64_t features, std::int
 
 void Builder::embed(int table, float scale, View out) {
     require(table >= 0 && static_cast<std::size_t>(table) < weights_.size(), "no weight " + number(table));
-    EmbeddingTable source{nullptr, FloatType::float32, {}, 0};
-    if (const auto* rows = std::get_if<Table>(&weights_[static_cast<std::size_t>(table)])) {
-        source.table = rows->data;
-        source.type = rows->type;
-        source.features = rows->features;
-        parts_.vocabulary = rows->rows;
+    const Weight& chosen = weights_[static_cast<std::size_t>(table)];
+    EmbeddingTable source;
+    std::int64_t features = 0;
+    if (const auto* rows = std::get_if<Table>(&chosen)) {
+        source = *rows, features = rows->features, parts_.vocabulary = rows->rows;
+    } else if (const auto* panels = std::get_if<FloatWeight>(&chosen)) {
+        source = *panels, features = panels->features, parts_.vocabulary = panels->outputs;
     } else {
-        source.codes = weight_as<IntWeight>(table, "table");
-        source.features = source.codes.features;
-        parts_.vocabulary = source.codes.outputs;
+        const auto& codes = weight_as<IntWeight>(table, "table");
+        source = codes, features = codes.features, parts_.vocabulary = codes.outputs;
     }
-    add_op(EmbedOp(source, scale, resolve(out, source.features, RowsKind::tokens)));
+    add_op(EmbedOp(source, scale, resolve(out, features, RowsKind::tokens)));
 }
 
 void Builder::norm(View x, int weight, std::optional<int> bias, float epsilon, std::int64_t heads, bool centred,
@@ -185,6 +187,7 @@ void Builder::linear(std::variant<View, int> x, int weight, std::optional<int> b
         const QuantizedBuffer& codes = parts_.quantized[static_cast<std::size_t>(index)];
         require(codes.group == group || (codes.group >= features && group >= features),
                 "activations in groups of " + number(codes.group) + ", weights of " + number(group));
+        require(codes.terms == 1 || gate == Gate::none, "a gate of a sum of two products");
         source = index;
     }
     add_op(LinearOp(matrix, source, bias ? vector_data(*bias, panels * kPanelRows) : nullptr,
@@ -215,7 +218,7 @@ void Builder::attention(const AttentionOptions& options, View q, View k, View v,
     const std::int64_t kv_width = std::int64_t{spec.num_kv_heads} * spec.head_dim;
     attentions_.push_back({spec, pool_->layer(layer), resolve(q, q_width, RowsKind::tokens),
                            resolve(k, kv_width, RowsKind::tokens), resolve(v, kv_width, RowsKind::tokens),
-                           resolve(rotation, rotary, RowsKind::tokens), resolve(out, q_width, RowsKind::tokens)});
+                           resolve(rotation, rotary, RowsKind::tokens), resolve(out, q_width, RowsKind::tokens), options.logits_rows_only});
     parts_.ops.push_back(nullptr);  // made in `finish`, when the number of threads is known
 }
 
@@ -272,7 +275,7 @@ std::unique_ptr<Program> Builder::finish(int logits, const Kernels& kernels, int
         }
         const auto& plan = is_new ? plans.back().second : known->second;
         op = std::make_unique<AttentionOp>(next->spec, next->cache, plan, is_new, next->q, next->k, next->v,
-                                           next->rotation, next->out);
+                                           next->rotation, next->out, next->logits_rows_only);
         ++next;
     }
     return std::make_unique<Program>(std::move(parts_), std::move(pool_), kernels, threads);

@@ -17,13 +17,6 @@
 
 namespace optimc {
 
-struct Table {
-    const void* data;
-    FloatType type;
-    std::int64_t rows;
-    std::int64_t features;
-};
-
 struct Vector {
     const float* data;
     std::int64_t length;
@@ -40,6 +33,7 @@ using Weight = std::variant<IntWeight, FloatWeight, Table, Vector, Permutation>;
 struct AttentionOptions {
     AttentionSpec spec;
     int layer;
+    bool logits_rows_only;
 };
 
 class Builder {
@@ -57,7 +51,8 @@ class Builder {
 
     // Buffers are numbered as they are added, both kinds together.
     int add_float_buffer(RowsKind rows, std::int64_t width, std::int64_t offset);
-    int add_quantized_buffer(RowsKind rows, std::int64_t features, std::int64_t group, std::int64_t offset);
+    int add_quantized_buffer(RowsKind rows, std::int64_t features, std::int64_t group, int terms,
+                             std::int64_t offset);
 
     // Operations run in the order they are added. Views and quantized buffers are given by buffer index.
     void embed(int table, float scale, View out);
@@ -89,6 +84,7 @@ class Builder {
         View q, k, v;
         std::optional<View> rotation;
         View out;
+        bool logits_rows_only;
     };
 
     template <typename T>

@@ -28,13 +28,14 @@ AlignedBytes allocate_aligned(std::int64_t bytes) {
     return AlignedBytes(static_cast<std::byte*>(memory) + kPage);
 }
 
-QuantizedRows QuantizedBuffer::at(std::byte* base, std::int64_t capacity) const {
-    std::byte* scales = base + aligned(capacity * padded_features());
-    std::byte* sums = scales + aligned(capacity * groups() * 4);
+QuantizedRows QuantizedBuffer::at(std::byte* base, std::int64_t capacity, int term) const {
+    std::byte* scales = base + aligned(terms * capacity * padded_features());
+    std::byte* sums = scales + aligned(terms * capacity * groups() * 4);
+    const std::int64_t first = term * capacity;
     return {
-        .codes = reinterpret_cast<std::int8_t*>(base),
-        .scales = reinterpret_cast<float*>(scales),
-        .sums = reinterpret_cast<std::int32_t*>(sums),
+        .codes = reinterpret_cast<std::int8_t*>(base) + first * padded_features(),
+        .scales = reinterpret_cast<float*>(scales) + first * groups(),
+        .sums = reinterpret_cast<std::int32_t*>(sums) + first * groups(),
         .stride = padded_features(),
         .groups = groups(),
     };
@@ -64,12 +65,12 @@ ConstRows Workspace::const_rows(const View& view) const {
     return {writable.data, writable.stride};
 }
 
-QuantizedRows Workspace::quantized_rows(int index, std::int64_t rows, int thread) const {
+QuantizedRows Workspace::quantized_rows(int index, std::int64_t rows, int thread, int term) const {
     const QuantizedBuffer& owner = quantized(index);
     if (is_replicated(index, rows)) {
-        return owner.at(private_.get() + thread * private_bytes_ + owner.replica_offset, kReplicatedRows);
+        return owner.at(private_.get() + thread * private_bytes_ + owner.replica_offset, kReplicatedRows, term);
     }
-    return owner.at(arena_.get() + owner.offset, capacity_);
+    return owner.at(arena_.get() + owner.offset, capacity_, term);
 }
 
 void Workspace::reserve_partials(std::int64_t count) {

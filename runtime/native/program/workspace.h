@@ -32,6 +32,7 @@ struct QuantizedBuffer {
     RowsKind rows;
     std::int64_t features;
     std::int64_t group;
+    int terms;  // 2: rows are followed by as many that hold what rounding them left
     std::int64_t offset;
     bool replicable;              // every operation that writes it writes nothing else
     std::int64_t replica_offset;  // bytes into a thread's private part
@@ -41,9 +42,9 @@ struct QuantizedBuffer {
         return (groups() - 1) * IntWeight::padded(group) + IntWeight::padded(features - (groups() - 1) * group);
     }
     std::int64_t bytes(std::int64_t capacity) const {
-        return aligned(capacity * padded_features()) + 2 * aligned(capacity * groups() * 4);
+        return aligned(terms * capacity * padded_features()) + 2 * aligned(terms * capacity * groups() * 4);
     }
-    QuantizedRows at(std::byte* base, std::int64_t capacity) const;
+    QuantizedRows at(std::byte* base, std::int64_t capacity, int term) const;
 };
 
 // Columns of a float buffer.
@@ -72,8 +73,8 @@ class Workspace {
 
     Rows rows(const View& view) const;
     ConstRows const_rows(const View& view) const;
-    // The copy of a quantized buffer that `thread` uses in a step with `rows` rows.
-    QuantizedRows quantized_rows(int index, std::int64_t rows, int thread) const;
+    // The copy of a quantized buffer that `thread` uses in a step with `rows` rows; `term` counts from 0.
+    QuantizedRows quantized_rows(int index, std::int64_t rows, int thread, int term = 0) const;
     bool is_replicated(int index, std::int64_t rows) const {
         return quantized(index).replicable && rows <= kReplicatedRows;
     }

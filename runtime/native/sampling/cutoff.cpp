@@ -105,7 +105,7 @@ Cutoff select(const float* logits, float max, std::int32_t* tokens, std::int32_t
               double before, double target) {
     assert(count > 0);
     std::int32_t prefix = 0;
-    for (const auto [shift, width] : {std::pair{19, 12}, std::pair{7, 12}, std::pair{0, 7}}) {
+    for (const auto& [shift, width] : {std::pair{19, 12}, std::pair{7, 12}, std::pair{0, 7}}) {
         const std::int32_t size = 1 << width;
         std::fill_n(bins, size, 0.0);
         for (std::int32_t n = 0; n < count; ++n) {

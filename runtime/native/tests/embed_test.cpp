@@ -5,6 +5,7 @@
 #include "kernels/reference/float_elements.h"
 #include "kernels/select.h"
 #include "tests/check.h"
+#include "tests/float_weight.h"
 #include "tests/int_shapes.h"
 #include "tests/test_rows.h"
 
@@ -29,6 +30,32 @@ TEST("embed_float equals its reference bit for bit") {
                 kernels_of(set).embed_float(table.data(), type, features, ids, 1.7f, got.rows(), 2, kTokens);
                 reference::embed_float(table.data(), type, features, ids, 1.7f, want.rows(), kTokens);
                 CHECK(got.all() == want.all());
+            }
+        }
+    }
+}
+
+TEST("embed_panels takes the rows that were packed, of every type and width") {
+    const std::int64_t ids[] = {32, 0, 31, 7, 40};
+    for (FloatType type : {FloatType::float32, FloatType::bfloat16, FloatType::float16}) {
+        for (std::int64_t features : {1, 16, 37}) {
+            const test::TestFloatWeight weight(type, 41, features, 4);
+            const auto* bytes = static_cast<const std::uint8_t*>(weight.get().data);
+            const std::size_t size = reference::element_bytes(type);
+            std::vector<std::uint8_t> table(static_cast<std::size_t>(41 * features) * size);
+            for (std::int64_t n = 0; n < 41; ++n) {
+                for (std::int64_t c = 0; c < features; ++c) {
+                    const std::int64_t from = ((n / kPanelRows) * features + c) * kPanelRows + n % kPanelRows;
+                    std::memcpy(&table[static_cast<std::size_t>(n * features + c) * size],
+                                &bytes[static_cast<std::size_t>(from) * size], size);
+                }
+            }
+            TestRows want(5, features, 2);
+            reference::embed_float(table.data(), type, features, ids, 0.3f, want.rows(), 5);
+            for (InstructionSet set : supported_instruction_sets()) {
+                TestRows got(5, features, 2);
+                kernels_of(set).embed_panels(weight.get(), ids, 0.3f, got.rows(), 0, 5);
+                CHECK_MESSAGE(got.all() == want.all(), name_of(set));
             }
         }
     }

@@ -57,7 +57,7 @@ def assemble(
             if isinstance(buffer, FloatBuffer):
                 builder.float_buffer(buffer.rows, buffer.width, buffer.offset)
             else:
-                builder.quantized_buffer(buffer.rows, buffer.features, buffer.group, buffer.offset)
+                builder.quantized_buffer(buffer.rows, buffer.features, buffer.group, buffer.terms, buffer.offset)
     for op in program.ops:
         with _Blame(plan, f"operation '{op.name}'"):
             _add_op(builder, op, weights)
@@ -171,6 +171,7 @@ def _add_op(builder: _native.ProgramBuilder, op: Op, weights: Mapping[str, int])
                 window=op.window,
                 softcap=op.softcap,
                 interleaved=op.interleaved,
+                logits_rows_only=op.logits_rows_only,
                 rotation=_maybe(op.rotation),
                 q=_view(op.q),
                 k=_view(op.k),

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from optimc_runtime.server.client import EngineClient, PromptTemplate
 from optimc_runtime.server.errors import ApiError
+from optimc_runtime.server.mailbox import Mailbox
 from optimc_runtime.server.metrics import ServerMetrics
 from optimc_runtime.server.options import ServerOptions
 from optimc_runtime.server.submission import Submission
@@ -23,6 +24,7 @@ class ServerContext:
     metrics: ServerMetrics
     created_s: int
     """Start of the server, seconds since the epoch."""
+    mailbox: Mailbox = field(default_factory=Mailbox)
     submissions: WeakSet[Submission] = field(default_factory=WeakSet)
     """What is being answered now, and perhaps what has just been."""
 

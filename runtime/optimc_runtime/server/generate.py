@@ -19,7 +19,7 @@ from optimc_runtime.server.context import ServerContext
 from optimc_runtime.server.disconnect import unless_disconnected
 from optimc_runtime.server.errors import as_api_error
 from optimc_runtime.server.protocol.generation import GenerationFields
-from optimc_runtime.server.streaming import DONE, EventStream, event
+from optimc_runtime.server.streaming import DONE, ChoiceEvents, EventStream, event
 from optimc_runtime.server.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -68,14 +68,13 @@ async def reply(context: ServerContext, request: Request, work: Work, shape: Rep
     """
     name = f"{shape.id_prefix}-{uuid.uuid4().hex}"
     head = {"id": name, "created": int(time.time()), "model": context.model_name}
-    submission = Submission(context.engine, context.metrics)
+    submission = Submission(context.engine, context.metrics, context.mailbox, streams=work.fields.stream)
     context.submissions.add(submission)
     streams = False
     try:
         submission.start(name, work.prompts, work.choices, work.fields.cache_salt)
-        outputs = submission.outputs()
         if not work.fields.stream:
-            answers = await unless_disconnected(request.receive, _collect(outputs))
+            answers = await unless_disconnected(request.receive, _collect(submission))
             return JSONResponse(
                 {
                     **head,
@@ -84,44 +83,46 @@ async def reply(context: ServerContext, request: Request, work: Work, shape: Rep
                     "usage": usage_object(_usages(answers), len(work.choices)),
                 }
             )
-        first = await unless_disconnected(request.receive, anext(outputs))
+        first = await unless_disconnected(request.receive, submission.take())
         streams = True
     finally:
         if not streams:
             submission.abort()
-    events = _events({**head, "object": shape.chunk_object}, first, outputs, work, shape)
+    events = _events({**head, "object": shape.chunk_object}, first, submission, work, shape)
     return EventStream(events, on_close=submission.abort)
 
 
-async def _collect(outputs: AsyncIterator[tuple[int, RequestOutput]]) -> dict[int, Answer]:
+async def _collect(submission: Submission) -> dict[int, Answer]:
     answers: dict[int, Answer] = {}
-    async for index, output in outputs:
-        answers.setdefault(index, Answer()).add(output)
+    while outputs := await submission.take():
+        for index, output in outputs:
+            answers.setdefault(index, Answer()).add(output)
     return answers
 
 
 async def _events(
     head: dict[str, Any],
-    first: tuple[int, RequestOutput],
-    rest: AsyncIterator[tuple[int, RequestOutput]],
+    outputs: list[tuple[int, RequestOutput]],
+    submission: Submission,
     work: Work,
     shape: ReplyShape,
 ) -> AsyncIterator[bytes]:
-    """Yield a streamed reply's events: chunks, usage if asked for, `[DONE]`; or an error event, and no `[DONE]`."""
+    """Yield a streamed reply's events, those that can go out together as one: chunks, usage if asked for, `[DONE]`; or
+    an error event, and no `[DONE]`."""
     # With usage asked for, every chunk has the key, null but in the last one.
-    blank = {"usage": None} if work.fields.include_usage else {}
+    chunks = ChoiceEvents({**head, "usage": None} if work.fields.include_usage else head)
     usages: dict[int, Usage] = {}
     try:
-        index, output = first
-        while True:
-            for choice in shape.chunks(index, output):
-                yield event({**head, "choices": [choice], **blank})
-            if output.finish_reason is not None:
-                usages[index] = output.usage
-            following = await anext(rest, None)
-            if following is None:
-                break
-            index, output = following
+        while outputs:
+            ready = b""
+            for index, output in outputs:
+                for choice in shape.chunks(index, output):
+                    ready += chunks.event(choice)
+                if output.finish_reason is not None:
+                    usages[index] = output.usage
+            if ready:
+                yield ready
+            outputs = await submission.take()
         if work.fields.include_usage:
             ordered = [usages[index] for index in sorted(usages)]
             yield event({**head, "choices": [], "usage": usage_object(ordered, len(work.choices))})

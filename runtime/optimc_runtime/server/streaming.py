@@ -14,13 +14,24 @@ from optimc_runtime.server.disconnect import unless_disconnected
 
 DONE = b"data: [DONE]\n\n"
 
+# ASCII only: clients that split lines as Unicode does would cut an event at U+2028 or U+0085 in its text.
+_encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+
 
 def event(data: dict[str, Any]) -> bytes:
-    """Return one event holding a JSON object.
+    """Return one event holding a JSON object."""
+    return b"data: " + _encode(data).encode() + b"\n\n"
 
-    ASCII only: clients that split lines as Unicode does would cut an event at U+2028 or U+0085 in its text.
-    """
-    return b"data: " + json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+
+class ChoiceEvents:
+    """Events that say the same, `head`, but for the one choice each holds: the head is worded once."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._before = event({**head, "choices": []}).removesuffix(b"]}\n\n")
+
+    def event(self, choice: dict[str, Any]) -> bytes:
+        """Return the event that holds `choice`."""
+        return b"%b%b]}\n\n" % (self._before, _encode(choice).encode())
 
 
 class EventStream(Response):

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
-from optimc.errors import EngineError
+from optimc.errors import EngineError, OptimcError
 from optimc_runtime.request import RequestId, RequestOutput, SamplingParams
 from optimc_runtime.server.client import EngineClient
 from optimc_runtime.server.errors import AbortedError
+from optimc_runtime.server.mailbox import Mailbox
 from optimc_runtime.server.metrics import ServerMetrics
 
 
 class Submission:
     """The engine requests of one HTTP request: prompts times choices, indexed prompt-major.
 
-    Lives on the event loop. The engine's thread only ever posts to the loop. Whoever creates one calls `abort` in the
-    end, whatever happened: it stops what is still running, and nothing if all is done.
+    Lives on the event loop. The engine's thread only ever posts to the loop: every output at once if the reply
+    `streams`, else the last ones. Whoever creates one calls `abort` in the end, whatever happened: it stops what is
+    still running, and nothing if all is done.
     """
 
-    def __init__(self, engine: EngineClient, metrics: ServerMetrics) -> None:
+    def __init__(self, engine: EngineClient, metrics: ServerMetrics, mailbox: Mailbox, *, streams: bool) -> None:
         self._engine = engine
         self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[tuple[int, RequestOutput]] = asyncio.Queue()
+        self._mailbox = mailbox
+        self._streams = streams
+        self._arrived: deque[tuple[int, RequestOutput]] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        """Somebody waits for the next output."""
         self._running: dict[int, RequestId] = {}
         self._unread: set[int] = set()
+        mailbox.open()
 
     def start(
         self, name: str, prompts: Sequence[Sequence[int]], choices: Sequence[SamplingParams], cache_salt: str
@@ -45,18 +51,26 @@ class Submission:
                     cache_salt=cache_salt,
                 )
 
-    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Yield (choice index, increment) until every choice has finished. Raises the error of the first that fails."""
+    async def take(self) -> list[tuple[int, RequestOutput]]:
+        """Return all (choice index, increment) that have come, waiting for the first; none once every choice has
+        finished. Raises the error of the first choice that fails, when all that came before it was taken."""
         # Not `_running`: a choice may have finished before anyone asked for its outputs.
-        while self._unread:
-            index, output = await self._arrived.get()
-            if output.finish_reason == "error":
-                raise output.error or EngineError("the engine failed without saying why")
-            if output.finish_reason == "abort":
-                raise AbortedError("the request was aborted before it finished; the server may be shutting down")
+        if not self._unread:
+            return []
+        if not self._arrived:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        taken: list[tuple[int, RequestOutput]] = []
+        while self._arrived:
+            index, output = self._arrived[0]
+            if output.finish_reason in ("error", "abort"):
+                if taken:
+                    break
+                raise _failure(output)
             if output.finish_reason is not None:
                 self._unread.remove(index)
-            yield index, output
+            taken.append(self._arrived.popleft())
+        return taken
 
     def abort(self) -> None:
         """End every choice that has not finished. Idempotent."""
@@ -67,10 +81,17 @@ class Submission:
 
     def _post(self, index: int, output: RequestOutput) -> None:
         """Take an output in the engine's thread."""
-        with suppress(RuntimeError):  # the loop is closed: the server is gone, and so is the client
-            self._loop.call_soon_threadsafe(self._deliver, index, output)
+        self._mailbox.post(self._deliver, index, output, wake=self._streams or output.finish_reason is not None)
 
     def _deliver(self, index: int, output: RequestOutput) -> None:
-        self._arrived.put_nowait((index, output))
+        self._arrived.append((index, output))
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
         if output.finish_reason is not None and self._running.pop(index, None) is not None:
             self._metrics.finish(output)
+
+
+def _failure(output: RequestOutput) -> OptimcError:
+    if output.finish_reason == "abort":
+        return AbortedError("the request was aborted before it finished; the server may be shutting down")
+    return output.error or EngineError("the engine failed without saying why")

@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-HEAVY = ("numpy", "pydantic", "starlette", "tokenizers", "torch", "transformers", "onnx")
+HEAVY = ("numpy", "pydantic", "rich", "starlette", "tokenizers", "torch", "transformers", "onnx")
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs():

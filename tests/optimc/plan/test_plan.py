@@ -163,6 +163,23 @@ def test_a_flipped_weight_byte_is_found_by_name(path):
         Plan.open(path, verify=True)
 
 
+def test_verification_may_begin_early_and_is_judged_by_verify(path):
+    sound = Plan.open(path)
+    sound.begin_verification()
+    sound.begin_verification()
+    sound.verify()
+    sound.verify()
+    data = bytearray(path.read_bytes())
+    data[sound.spec("weights/odd").offset] ^= 1
+    path.write_bytes(data)
+    damaged = Plan.open(path)
+    damaged.begin_verification()
+    for _ in range(2):
+        with pytest.raises(PlanCorruptError, match="'weights/odd' does not match its SHA-256"):
+            damaged.verify()
+    damaged.close()
+
+
 def test_another_format_version_is_refused_in_words(path):
     data = path.read_bytes().replace(b'"optimc.format_version":"1"', b'"optimc.format_version":"9"')
     path.write_bytes(data)

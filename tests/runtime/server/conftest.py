@@ -167,7 +167,7 @@ class ScriptedEngine:
                 return
             if number == script.fail_after:
                 entry.ended.set()
-                on_output(replace(self._output(entry, (), "", timings, "error"), error=script.error))
+                on_output(self._output(entry, (), "", timings, "error")._replace(error=script.error))
                 return
             ids = tuple(FIRST_BYTE + byte for byte in data)
             if final and script.eos:

@@ -73,11 +73,9 @@ def test_minus_infinity_becomes_a_number_json_has(served, script, monkeypatch):
     normal = served.engine._output
 
     def impossible(*args):
-        import dataclasses
-
         output = normal(*args)
         worst = tuple(TokenLogprob(i, float("-inf"), ((40, float("-inf")),)) for i in output.token_ids)
-        return dataclasses.replace(output, logprobs=worst)
+        return output._replace(logprobs=worst)
 
     monkeypatch.setattr(served.engine, "_output", impossible)
     logprobs = served.complete("a", logprobs=1).json()["choices"][0]["logprobs"]

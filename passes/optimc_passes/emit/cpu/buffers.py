@@ -32,9 +32,9 @@ def buffer_bytes(buffer: FloatRows | QuantizedRows, max_tokens: int) -> int:
     """Return the room a buffer takes, its parts aligned, for the most rows a step may have."""
     if isinstance(buffer, FloatRows):
         return _aligned(4 * buffer.width * max_tokens)
+    rows = buffer.terms * max_tokens
     groups = -(-buffer.features // buffer.group)
-    codes = max_tokens * padded_features(buffer.features, buffer.group)
-    return _aligned(codes) + 2 * _aligned(4 * groups * max_tokens)
+    return _aligned(rows * padded_features(buffer.features, buffer.group)) + 2 * _aligned(4 * groups * rows)
 
 
 def lifetimes(draft: Draft, max_tokens: int) -> dict[int, Lifetime]:

@@ -24,6 +24,8 @@ class Constant:
     dtype: np.dtype
     """What `read` gives; a floating-point weight has the dtype of the checkpoint."""
     read: Callable[[], NDArray[Any]]
+    transpose_of: Constant | None = None
+    """The matrix that this is, with its axes exchanged."""
 
     def values(self) -> NDArray[Any]:
         """Return the array as the graph sees it: floating point is float32."""
@@ -36,7 +38,7 @@ class Constant:
 
     def transposed(self) -> Constant:
         """Return a matrix with its axes exchanged; nothing is copied."""
-        return Constant(self.name, self.shape[::-1], self.dtype, lambda: self.read().T)
+        return Constant(self.name, self.shape[::-1], self.dtype, lambda: self.read().T, transpose_of=self)
 
 
 def initializer(value: ir.Value) -> Constant:

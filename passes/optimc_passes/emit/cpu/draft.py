@@ -27,6 +27,7 @@ class QuantizedRows:
     rows: RowsKind
     features: int
     group: int
+    terms: int
 
 
 @dataclass
@@ -44,9 +45,9 @@ class Draft:
         self.buffers.append(FloatRows(name, rows, width))
         return View(buffer=len(self.buffers) - 1, column=0, width=width)
 
-    def new_quantized(self, name: str, rows: RowsKind, features: int, group: int) -> int:
+    def new_quantized(self, name: str, rows: RowsKind, features: int, group: int, terms: int) -> int:
         """Add a quantized buffer and return its index."""
-        self.buffers.append(QuantizedRows(name, rows, features, group))
+        self.buffers.append(QuantizedRows(name, rows, features, group, terms))
         return len(self.buffers) - 1
 
     def add_weight(self, name: str, source: WeightSource) -> str:

@@ -1,7 +1,8 @@
 """Compute only the rows somebody reads: gathers of the rows that need logits move up to where all rows are needed.
 
 A value is needed for every token if attention reads it, or something computed for every token does. What lies after
-the last attention is not, so a prefill computes the last layer's output projection and MLP for a few rows only.
+the last attention is not, so a prefill computes the last layer's attention, output projection and MLP for a few rows
+only.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def hoist_rows(draft: Draft) -> None:
         ops.append(op)
     draft.ops = []
     for op in ops:
+        if isinstance(op, Attention) and op.out.buffer in gathers and op.out.buffer not in needed:
+            op = op.model_copy(update={"logits_rows_only": True})
         draft.ops += [op, *(gathers[index] for index in buffers_written(op) if index in gathers)]
     draft.logits = renamed(draft.logits)
 

@@ -15,12 +15,13 @@ from optimc_passes.emit.cpu.merge_elementwise import merge_elementwise
 from optimc_passes.emit.cpu.quantize_activations import quantize_activations
 from optimc_passes.emit.cpu.remove_dead import remove_dead
 from optimc_passes.emit.cpu.share_buffers import share_buffers
+from optimc_passes.emit.cpu.share_tied_table import share_tied_table
 from optimc_passes.emit.cpu.translate import translate
 from optimc_passes.emit.kv_layout import kv_layout
 from optimc_passes.emit.lowered import Lowered, LoweringOptions
 
 BACKEND = "cpu"
-VERSION = 1
+VERSION = 3
 KV_DTYPES = ("float32", "bfloat16", "int8", "int4")
 
 
@@ -49,6 +50,7 @@ def lower(model: ir.Model, options: LoweringOptions) -> Lowered:
     if options.int8_activations is not False:
         quantize_activations(draft, options.activation_scales)
     remove_dead(draft)
+    share_tied_table(draft)
     share_buffers(draft)
     program, tensors = finish(draft, options.max_step_tokens)
     described = program.model_dump(mode="json", exclude_none=True)

@@ -1,6 +1,10 @@
 """Activations in 8 bits for products with integer weights: one scale per row and group of the weight.
 
 The rounding is done once per value and group size, by the norm that computes the value where there is one.
+
+Two places get more, for what rounding costs there. On SmolLM2 with weights in groups of 32 the divergence from exact
+activations was 0.0049 nats per token, of which the head caused 0.0026 and the projections before attention 0.0010: the
+head, which few rows reach, reads two terms, and those projections have groups of 16 at most.
 """
 
 from __future__ import annotations
@@ -8,11 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from optimc.errors import LoweringError
-from optimc.plan.cpu_program import Linear, Norm, Op, PermuteFeatures, Quantize, View
+from optimc.plan.cpu_program import Attention, Elementwise, Linear, Norm, Op, PermuteFeatures, Quantize, View
 from optimc.recipe.model import ActivationScales
 from optimc_passes.emit.cpu.draft import Draft, Edit
 from optimc_passes.emit.cpu.weights import IntSource
 
+LARGEST_GROUP_BEFORE_ATTENTION = 16
 LARGEST_GROUP = 128
 """Features that share an activation's scale at most, unless a whole row does: beyond it, outliers cost too much."""
 
@@ -23,20 +28,22 @@ def quantize_activations(draft: Draft, scales: ActivationScales) -> None:
     Raises LoweringError for scales per row where a weight has several groups per row.
     """
     edit = Edit(draft)
-    quantized: dict[tuple[View, str | None, int], int] = {}
-    """Value, order of its features and group size, to the buffer of its codes."""
+    quantized: dict[tuple[View, str | None, int, int], int] = {}
+    """Value, order of its features, group size and terms, to the buffer of its codes."""
     before: dict[int, list[Quantize]] = {}
     """Roundings to insert before a place."""
     for place, op in enumerate(draft.ops):
         source = draft.weights[op.weight] if isinstance(op, Linear) else None
         if not (isinstance(op, Linear) and isinstance(source, IntSource)):
             continue
-        group = activation_group(op.weight, source, scales)
+        largest = LARGEST_GROUP_BEFORE_ATTENTION if _feeds_attention(edit, op.out) else LARGEST_GROUP
+        group = activation_group(op.weight, source, scales, largest)
+        terms = 2 if _is_head(edit, op) else 1
         draft.weights[op.weight] = replace(source, stored_group=group)
         x, permutation = _source(edit, op)
-        key = x, permutation, group
+        key = x, permutation, group, terms
         if key not in quantized:
-            quantized[key] = draft.new_quantized(f"{op.name}.x", draft.rows_of(x), x.width, group)
+            quantized[key] = draft.new_quantized(f"{op.name}.x", draft.rows_of(x), x.width, group, terms)
             if not _in_norm(edit, x, permutation, quantized[key]):
                 rounding = Quantize(name=op.name, x=x, quantized=quantized[key], permutation=permutation)
                 before.setdefault(place, []).append(rounding)
@@ -48,10 +55,10 @@ def quantize_activations(draft: Draft, scales: ActivationScales) -> None:
     draft.ops = ops
 
 
-def activation_group(name: str, weight: IntSource, scales: ActivationScales) -> int:
+def activation_group(name: str, weight: IntSource, scales: ActivationScales, largest: int) -> int:
     """Return the group size of a weight's activations, with which the weight is packed.
 
-    Weight groups above `LARGEST_GROUP` are split where a multiple of 8 divides them.
+    Weight groups above `largest` are split where a multiple of 8 divides them.
     """
     group, features = weight.group, weight.features
     if scales == "row":
@@ -61,9 +68,34 @@ def activation_group(name: str, weight: IntSource, scales: ActivationScales) -> 
                 f"one group per row (group_size: -1), or use activation_scales: group"
             )
         return features
-    if group <= LARGEST_GROUP:
+    if group <= largest:
         return group
-    return next((size for size in range(LARGEST_GROUP, 0, -8) if group % size == 0), group)
+    return next((size for size in range(largest, 0, -8) if group % size == 0), group)
+
+
+def _feeds_attention(edit: Edit, rows: View) -> bool:
+    """Whether attention reads the rows, as they are or after norms."""
+    for place in edit.readers(rows):
+        reader = None if place < 0 else edit.ops[place]
+        if isinstance(reader, Attention):
+            return True
+        normed = reader.out if isinstance(reader, Norm) else None
+        if normed is not None and normed.buffer != rows.buffer and _feeds_attention(edit, normed):
+            return True
+    return False
+
+
+def _is_head(edit: Edit, op: Linear) -> bool:
+    """Whether nothing but elementwise operations lies between the layer and the program's answer."""
+    logits, rows = edit.draft.logits, op.out
+    assert logits is not None
+    while rows.buffer != logits.buffer:
+        readers = edit.readers(rows)
+        reader = edit.ops[next(iter(readers))] if len(readers) == 1 else None
+        if not isinstance(reader, Elementwise):
+            return False
+        rows = reader.out
+    return True
 
 
 def _source(edit: Edit, op: Linear) -> tuple[View, str | None]:

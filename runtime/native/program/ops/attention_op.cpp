@@ -1,5 +1,7 @@
 #include "program/ops/attention_op.h"
 
+#include <algorithm>
+
 namespace optimc {
 
 void AttentionOp::prepare(const Step& step, Workspace& workspace, int /*threads*/) {
@@ -9,6 +11,14 @@ void AttentionOp::prepare(const Step& step, Workspace& workspace, int /*threads*
     }
     next_item_.store(0, std::memory_order_relaxed);
     next_merge_.store(0, std::memory_order_relaxed);
+}
+
+bool AttentionOp::is_wanted(const Step& step, const AttentionItem& item) const {
+    if (!logits_rows_only_) return true;
+    const std::int32_t first = step.layout.query_start[item.sequence];
+    return std::any_of(step.logits_rows, step.logits_rows + step.num_logits, [&](std::int64_t row) {
+        return first + item.query_begin <= row && row < first + item.query_end;
+    });
 }
 
 void AttentionOp::run(const Context& context, int thread) {
@@ -35,12 +45,14 @@ void AttentionOp::run(const Context& context, int thread) {
             const std::int32_t* starts = call.step->query_start + item.sequence;
             context.kernels.attention_store_head(call, starts[0], starts[1], item.kv_head);
         }
+        if (!is_wanted(context.step, item)) continue;
         context.kernels.attention_item(call, item, workspace.partials(), workspace.scratch(thread));
     }
     const auto& merges = plan_->merges();
     if (merges.empty()) return;
     context.team.barrier();
     for (std::size_t i; (i = next_merge_.fetch_add(1, std::memory_order_relaxed)) < merges.size();) {
+        if (!is_wanted(context.step, items[merges[i].first])) continue;
         context.kernels.attention_merge(call, items.data() + merges[i].first,
                                         static_cast<std::int64_t>(merges[i].count), workspace.partials());
     }

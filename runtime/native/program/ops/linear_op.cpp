@@ -1,5 +1,7 @@
 #include "program/ops/linear_op.h"
 
+#include <algorithm>
+
 namespace optimc {
 
 namespace {
@@ -24,6 +26,27 @@ Part my_part(std::int64_t rows, std::int64_t units, std::int64_t panels_per_unit
             {unit_range.begin * panels_per_unit, unit_range.end * panels_per_unit}};
 }
 
+// The products with each term of a quantized buffer, added up. Few panels at a time, so that the second term finds them in
+// the cache.
+void run_terms(const Context& context, const IntWeight& weight, int quantized, std::int64_t num_rows, Range rows,
+               Range panels, Epilogue epilogue, int thread) {
+    constexpr std::int64_t kBytesAtOnce = 128 << 10;
+    const Workspace& workspace = context.workspace;
+    const int terms = workspace.quantized(quantized).terms;
+    const std::int64_t at_once = terms == 1 ? panels.end - panels.begin
+                                            : std::max<std::int64_t>(1, kBytesAtOnce / weight.panel_bytes());
+    for (std::int64_t begin = panels.begin; begin < panels.end; begin += at_once) {
+        const std::int64_t end = std::min(panels.end, begin + at_once);
+        Epilogue ends = epilogue;
+        for (int term = 0; term < terms; ++term) {
+            context.kernels.linear_int(weight, workspace.quantized_rows(quantized, num_rows, thread, term), ends,
+                                       rows.begin, rows.end, begin, end, workspace.scratch(thread));
+            ends.bias = nullptr;
+            ends.residual = {epilogue.out.data, epilogue.out.stride};
+        }
+    }
+}
+
 }  // namespace
 
 void LinearOp::run(const Context& context, int thread) {
@@ -42,9 +65,7 @@ void LinearOp::run(const Context& context, int thread) {
     };
     if (const auto* codes = std::get_if<IntWeight>(&weight_)) {
         if (const int* quantized = std::get_if<int>(&x_)) {
-            context.kernels.linear_int(*codes, workspace.quantized_rows(*quantized, rows, thread), epilogue,
-                                       part.rows.begin, part.rows.end, part.panels.begin, part.panels.end,
-                                       workspace.scratch(thread));
+            run_terms(context, *codes, *quantized, rows, part.rows, part.panels, epilogue, thread);
         } else {
             context.kernels.linear_int_exact(*codes, workspace.const_rows(std::get<View>(x_)), epilogue, part.rows.begin,
                                              part.rows.end, part.panels.begin, part.panels.end,

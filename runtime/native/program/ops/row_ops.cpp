@@ -1,5 +1,6 @@
 #include "program/ops/row_ops.h"
 
+#include <algorithm>
 #include <array>
 #include <cassert>
 #include <cmath>
@@ -21,16 +22,41 @@ ConstRows optional_rows(const Context& context, const std::optional<View>& view)
     return view ? context.workspace.const_rows(*view) : ConstRows{nullptr, 0};
 }
 
+// Round row `row` of x into a quantized buffer of a step with `num_rows` rows. `remainder` has room for a row if the buffer
+// has two terms.
+void quantize_row(const Context& context, ConstRows x, const std::int32_t* permutation, int index, std::int64_t num_rows,
+                  std::int64_t row, int thread, float* remainder) {
+    const QuantizedBuffer& buffer = context.workspace.quantized(index);
+    const QuantizedRows first = context.workspace.quantized_rows(index, num_rows, thread);
+    context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation, first, row, row + 1);
+    if (buffer.terms == 1) return;
+    const float* values = x.data + row * x.stride;
+    const std::int8_t* codes = first.codes + row * first.stride;
+    const float* scales = first.scales + row * first.groups;
+    for (std::int64_t begin = 0; begin < buffer.features; begin += buffer.group, ++scales) {
+        const std::int64_t end = std::min(buffer.features, begin + buffer.group);
+        for (std::int64_t i = begin; i < end; ++i) {
+            const float value = values[permutation == nullptr ? i : permutation[i]];
+            remainder[i] = value - static_cast<float>(codes[i - begin]) * *scales;
+        }
+        codes += IntWeight::padded(end - begin);
+    }
+    context.kernels.quantize_rows({remainder, 0}, buffer.features, buffer.group, nullptr,
+                                  context.workspace.quantized_rows(index, num_rows, thread, 1), row, row + 1);
+}
+
 }  // namespace
 
 void EmbedOp::run(const Context& context, int thread) {
     const Range rows = my_rows(context, out_, thread);
     const Rows out = context.workspace.rows(out_);
-    if (table_.table != nullptr) {
-        context.kernels.embed_float(table_.table, table_.type, table_.features, context.step.tokens, scale_, out,
-                                    rows.begin, rows.end);
+    const std::int64_t* ids = context.step.tokens;
+    if (const auto* table = std::get_if<Table>(&table_)) {
+        context.kernels.embed_float(table->data, table->type, table->features, ids, scale_, out, rows.begin, rows.end);
+    } else if (const auto* panels = std::get_if<FloatWeight>(&table_)) {
+        context.kernels.embed_panels(*panels, ids, scale_, out, rows.begin, rows.end);
     } else {
-        context.kernels.embed_int(table_.codes, context.step.tokens, scale_, out, rows.begin, rows.end);
+        context.kernels.embed_int(std::get<IntWeight>(table_), ids, scale_, out, rows.begin, rows.end);
     }
 }
 
@@ -45,16 +71,14 @@ void NormOp::run(const Context& context, int thread) {
         context.kernels.norm(norm_, x, before, after, sum, context.workspace.rows(*out_), rows.begin, rows.end);
         return;
     }
-    const QuantizedRows quantized = context.workspace.quantized_rows(*quantized_, rows_of(context, x_), thread);
-    const QuantizedBuffer& buffer = context.workspace.quantized(*quantized_);
     // Row by row, so that the quantizer finds its row in the nearest cache. Without a float output the row lives in
     // scratch: a stride of 0 puts every row there.
-    const Rows out = out_ ? context.workspace.rows(*out_)
-                          : Rows{reinterpret_cast<float*>(context.workspace.scratch(thread)), 0};
+    auto* scratch = reinterpret_cast<float*>(context.workspace.scratch(thread));
+    const Rows out = out_ ? context.workspace.rows(*out_) : Rows{scratch, 0};
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
         context.kernels.norm(norm_, x, before, after, sum, out, row, row + 1);
-        context.kernels.quantize_rows({out.data, out.stride}, buffer.features, buffer.group, permutation_, quantized, row,
-                                      row + 1);
+        quantize_row(context, {out.data, out.stride}, permutation_, *quantized_, rows_of(context, x_), row, thread,
+                     scratch + x_.width);
     }
 }
 
@@ -63,15 +87,27 @@ bool NormOp::is_private(const Context& context) const {
 }
 
 std::size_t NormOp::scratch_bytes(const Kernels&) const {
-    return quantized_ && !out_ ? static_cast<std::size_t>(norm_.width * norm_.heads) * sizeof(float) : 0;
+    return quantized_ ? 2 * static_cast<std::size_t>(x_.width) * sizeof(float) : 0;
 }
 
 void QuantizeOp::run(const Context& context, int thread) {
     const Range rows = is_private(context) ? Range{0, rows_of(context, x_)} : my_rows(context, x_, thread);
+    const std::int64_t num_rows = rows_of(context, x_);
     const QuantizedBuffer& buffer = context.workspace.quantized(quantized_);
-    context.kernels.quantize_rows(context.workspace.const_rows(x_), buffer.features, buffer.group, permutation_,
-                                  context.workspace.quantized_rows(quantized_, rows_of(context, x_), thread), rows.begin,
-                                  rows.end);
+    const ConstRows x = context.workspace.const_rows(x_);
+    if (buffer.terms == 1) {
+        context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation_,
+                                      context.workspace.quantized_rows(quantized_, num_rows, thread), rows.begin, rows.end);
+        return;
+    }
+    auto* remainder = reinterpret_cast<float*>(context.workspace.scratch(thread));
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        quantize_row(context, x, permutation_, quantized_, num_rows, row, thread, remainder);
+    }
+}
+
+std::size_t QuantizeOp::scratch_bytes(const Kernels&) const {
+    return static_cast<std::size_t>(x_.width) * sizeof(float);
 }
 
 bool QuantizeOp::is_private(const Context& context) const {

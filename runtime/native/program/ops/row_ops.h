@@ -2,23 +2,27 @@
 #pragma once
 
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "program/op.h"
 
 namespace optimc {
 
-// A weight that rows are looked up in.
-struct EmbeddingTable {
-    const void* table;  // row-major, or nullptr: `codes` holds the rows
+// A row-major [V, features] matrix.
+struct Table {
+    const void* data;
     FloatType type;
-    IntWeight codes;
+    std::int64_t rows;
     std::int64_t features;
 };
 
+// What rows can be looked up in.
+using EmbeddingTable = std::variant<Table, FloatWeight, IntWeight>;
+
 class EmbedOp final : public Op {
   public:
-    EmbedOp(const EmbeddingTable& table, float scale, View out) : table_(table), scale_(scale), out_(out) {}
+    EmbedOp(EmbeddingTable table, float scale, View out) : table_(table), scale_(scale), out_(out) {}
     void run(const Context& context, int thread) override;
 
   private:
@@ -51,6 +55,7 @@ class QuantizeOp final : public Op {
         : x_(x), quantized_(quantized), permutation_(permutation) {}
     void run(const Context& context, int thread) override;
     bool is_private(const Context& context) const override;
+    std::size_t scratch_bytes(const Kernels& kernels) const override;
 
   private:
     View x_;

@@ -47,8 +47,14 @@ def interpret() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def families() -> dict[str, Any]:
+    """The families of tests/e2e/test_architectures.py."""
+    return _load(TESTS / "e2e/test_architectures.py").FAMILIES
+
+
+@pytest.fixture(scope="session")
 def make_case() -> Callable[[str], Any]:
-    """A family of tests/e2e/test_architectures.py, exported once a session."""
+    """A family by its name, exported once a session."""
     return functools.cache(_load(TESTS / "e2e/test_architectures.py")._make_case)
 
 

@@ -163,8 +163,8 @@ class Interpreter:
     def _read(self, view: View) -> np.ndarray:
         return self._view(view).copy()
 
-    def _quantized(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Codes, scales and sums, at their aligned places."""
+    def _quantized(self, index: int, term: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Codes, scales and sums of one term, at their aligned places."""
         buffer = self.program.buffers[index]
         assert isinstance(buffer, QuantizedBuffer)
         rows, most = self._rows(buffer.rows), self.program.max_tokens
@@ -173,8 +173,9 @@ class Interpreter:
         at, parts = buffer.offset, []
         for dtype, width in ((np.int8, padded), (np.float32, groups), (np.int32, groups)):
             size = np.dtype(dtype).itemsize * width
-            parts.append(self.arena[at : at + rows * size].view(dtype).reshape(rows, width))
-            at += -(-most * size // 64) * 64
+            start = at + term * most * size
+            parts.append(self.arena[start : start + rows * size].view(dtype).reshape(rows, width))
+            at += -(-buffer.terms * most * size // 64) * 64
         return parts[0], parts[1], parts[2]
 
     @staticmethod
@@ -182,10 +183,15 @@ class Interpreter:
         return [min(buffer.group, buffer.features - first) for first in range(0, buffer.features, buffer.group)]
 
     def _round(self, x: np.ndarray, index: int, permutation: str | None) -> None:
-        buffer = self.program.buffers[index]
-        codes, scales, sums = self._quantized(index)
         if permutation is not None:
             x = x[:, self.dense[permutation]]
+        for term in range(self.program.buffers[index].terms):
+            self._round_term(x, index, term)
+            x = x - self._rounded_term(index, term)
+
+    def _round_term(self, x: np.ndarray, index: int, term: int) -> None:
+        buffer = self.program.buffers[index]
+        codes, scales, sums = self._quantized(index, term)
         assert x.shape[1] == buffer.features
         codes[:] = 0
         at = first = 0
@@ -198,8 +204,11 @@ class Interpreter:
             at, first = at + -(-size // 8) * 8, first + size
 
     def _rounded(self, index: int) -> np.ndarray:
+        return sum(self._rounded_term(index, term) for term in range(self.program.buffers[index].terms))
+
+    def _rounded_term(self, index: int, term: int) -> np.ndarray:
         buffer = self.program.buffers[index]
-        codes, scales, sums = self._quantized(index)
+        codes, scales, sums = self._quantized(index, term)
         at, parts = 0, []
         for g, size in enumerate(self._sizes(buffer)):
             part = codes[:, at : at + size].astype(np.float32)

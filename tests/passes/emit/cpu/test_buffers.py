@@ -12,7 +12,8 @@ from optimc_passes.graph.attach import attach_weights
 def test_parts_of_a_quantized_buffer_are_aligned():
     assert buffer_bytes(FloatRows("x", "tokens", 5), max_tokens=3) == ALIGNMENT
     # 3 rows of 2 * 16 + 8 codes, of 3 scales and of 3 sums.
-    assert buffer_bytes(QuantizedRows("x", "tokens", features=26, group=12), max_tokens=3) == 128 + 64 + 64
+    assert buffer_bytes(QuantizedRows("x", "tokens", features=26, group=12, terms=1), max_tokens=3) == 128 + 64 + 64
+    assert buffer_bytes(QuantizedRows("x", "tokens", features=26, group=12, terms=2), max_tokens=3) == 256 + 128 + 128
 
 
 def test_buffers_that_live_together_do_not_meet():

@@ -99,14 +99,18 @@ def test_a_pool_dtype_without_kernels():
         assert TARGETS["cpu"].check_options(LoweringOptions(16, None, "row", dtype, 64, 4)) == {}
 
 
-def test_weights_of_half_size_stay_so(tiny_decoder, lowered, compare):
-    decoder = tiny_decoder(tied=True)
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_of_half_size_stay_so_and_a_tied_one_lies_in_the_plan_once(tiny_decoder, lowered, compare, tied):
+    decoder = tiny_decoder(tied=tied)
     halves = {name: array.astype(ml_dtypes.bfloat16) for name, array in decoder.arrays.items()}
     model = attach_weights(decoder.model, WeightStore({name: Dense.of(array) for name, array in halves.items()}))
     program = lowered(model)
     weights = program.program["weights"]
-    assert weights["model.embed_tokens.weight"]["kind"] == "table"
-    assert weights["model.embed_tokens.weight.panels"]["kind"] == "float"
+    (embed,) = (op for op in program.program["ops"] if op["op"] == "embed")
+    head = [op for op in program.program["ops"] if op["op"] == "linear"][-1]
+    assert weights[embed["table"]]["kind"] == ("float" if tied else "table")
+    assert (embed["table"] == head["weight"]) == tied
+    assert sum(entry["kind"] == "table" for entry in weights.values()) == (not tied)
     assert {entry["dtype"] for entry in weights.values() if "dtype" in entry} == {"bfloat16"}
     assert compare(model, program) < 1e-5
 

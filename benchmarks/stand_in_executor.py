@@ -1,0 +1,57 @@
+"""An executor without a model: it takes a step's time and returns logits made beforehand."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+
+KINDS_OF_ROWS = 61
+"""Rows of logits to choose from: a prime, so that no batch sees the same ones every few steps."""
+
+
+class StandInExecutor:
+    """Answers every step with rows of `logits_pool` [KINDS_OF_ROWS + R, V], others in each step.
+
+    With `sweep_bytes` a step first reads that much memory with the GIL released, as a model reads its weights: whoever
+    wants the GIL gets it, and what Python touches next is no longer in the caches.
+    """
+
+    def __init__(self, pool: KvPoolInfo, logits_pool: NDArray[np.float32], sweep_bytes: int = 0) -> None:
+        self.pool = pool
+        self.execute_s = 0.0
+        """Total time spent in `execute`."""
+        self._logits = logits_pool
+        self._weights = np.ones(sweep_bytes // 8)
+        self._out = np.empty_like(logits_pool[KINDS_OF_ROWS:])
+        self._step = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Return R rows of logits."""
+        started_s = time.perf_counter()
+        if len(self._weights):
+            np.add.reduce(self._weights)
+        self._step += 1
+        first = self._step % KINDS_OF_ROWS
+        count = len(plan.logits_rows)
+        np.copyto(self._out[:count], self._logits[first : first + count])  # as fresh in the caches as a real one's
+        result = StepResult(self._out[:count])
+        self.execute_s += time.perf_counter() - started_s
+        return result
+
+    def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
+        """Do nothing: there is no pool."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def make_logits(num_rows: int, vocab_size: int) -> NDArray[np.float32]:
+    """Return [KINDS_OF_ROWS + num_rows, V] logits as peaked as a trained model's: about 4 bits of entropy."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((KINDS_OF_ROWS + num_rows, vocab_size), np.float32) * np.float32(2)
+    logits[rng.random(logits.shape) < 1e-3] += 6
+    return logits
