@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-OPTIMC, OPTIMC_SERVE = "optimc", "optimc serve"
+OPTIMC, OPTIMC_SERVE, OPTIMC_BF16 = "optimc", "optimc serve", "optimc, bf16 pool"
 LLAMA, LLAMA_SERVER = "llama.cpp", "llama-server"
 OPENVINO = "OpenVINO"
 

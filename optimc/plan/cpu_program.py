@@ -3,9 +3,9 @@
 A program is a straight line of operations on float32 buffers, rows of one token each. Buffers lie in one arena at
 offsets planned by lifetime. Weights are plan tensors, prepacked for the kernels and used where the file is mapped.
 
-Threads wait for each other after every operation but those that only round (Quantize, and Norm without `out` and `sum`):
-in small steps each thread does these for itself. So what such an operation reads must stay until the next operation that
-does not only round has ended.
+Threads wait for each other after every operation but those that only round (Quantize, and Norm without `out` and
+`sum`): in small steps each thread does these for itself. So what such an operation reads must stay until the next
+operation that does not only round has ended.
 
 Letters: T tokens in the step, R rows that need logits, C input features, N output features, G quantization group along
 C, H query heads, Hkv key/value heads, D head dim, V vocabulary.
@@ -130,8 +130,8 @@ class QuantizedBuffer(_Section):
     features: int = Field(gt=0)
     group: int = Field(gt=0)
     terms: Literal[1, 2] = 1
-    """With 2, as many rows again follow: what rounding the first ones left, rounded itself. A product with such a buffer
-    is the sum of the products with both, so that little but float32's own rounding is lost."""
+    """With 2, as many rows again follow: what rounding the first ones left, rounded itself. A product with such a
+    buffer is the sum of the products with both, so that little but float32's own rounding is lost."""
     offset: int = Field(ge=0)
 
 

@@ -55,8 +55,9 @@ struct KeyMatrix {
     const std::uint8_t* const* next_groups;  // of the chunk that comes next
 
     void prefetch(int d, int group) const {
-        const int row = type == KvType::int4 ? d >> 1 : d;
-        __builtin_prefetch(next_groups[group] + row * row_bytes, 0, 3);
+        // Once for every line of 64 bytes.
+        const std::int64_t at = (type == KvType::int4 ? d >> 1 : d) * row_bytes;
+        if (at % 64 < row_bytes) __builtin_prefetch(next_groups[group] + at, 0, 2);
     }
 
     Vec load(int d, bool odd, int group) const {
@@ -73,7 +74,7 @@ struct ValueMatrix {
 
     void prefetch(int key, int vector) const {
         constexpr int bytes = kLanes * kv_type_bits(type) / 8;
-        if (vector * bytes % 64 == 0) __builtin_prefetch(next_rows[key] + vector * bytes, 0, 3);
+        if (vector * bytes % 64 == 0) __builtin_prefetch(next_rows[key] + vector * bytes, 0, 2);
     }
     Vec load(int key, bool, int vector) const {
         if constexpr (type == KvType::int4) return load_halves(rows[key] + (vector >> 1) * 16, (vector & 1) != 0);
