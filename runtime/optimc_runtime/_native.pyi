@@ -12,36 +12,59 @@ STATUS_OK: int
 STATUS_NAN: int
 STATUS_EMPTY: int
 
+class RowState:
+    """One sequence's side of sampling, kept from step to step: parameters, output position, tokens seen."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        temperature: float,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int = 0,
+        num_logprobs: int = -1,
+        bias_ids: NDArray[np.int32],
+        bias_values: NDArray[np.float32],
+        stop_ids: NDArray[np.int32],
+        min_tokens: int = 0,
+    ) -> None:
+        """Temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 keep all, num_logprobs -1 reports none.
+
+        `bias_values` [n] are added to the logits of `bias_ids` [n]; `stop_ids` may not be chosen at output positions
+        below `min_tokens`.
+        """
+
+    def remember(self, prompt: NDArray[np.int32]) -> None:
+        """From now on keep track of tokens for the penalties; those of the prompt are seen, but not in the output."""
+
+    def accept(self, token: int) -> None:
+        """Record that `token` was emitted at the current position."""
+
+    @property
+    def position(self) -> int:
+        """Output tokens accepted so far."""
+
+    @property
+    def seen_ids(self) -> NDArray[np.int32]:
+        """Distinct tokens remembered."""
+
+    @property
+    def seen_counts(self) -> NDArray[np.int32]:
+        """How often each of `seen_ids` stands in the output."""
+
 def sample_rows(
-    logits: NDArray[np.float32],
-    *,
-    temperature: NDArray[np.float32],
-    top_k: NDArray[np.int32],
-    top_p: NDArray[np.float32],
-    min_p: NDArray[np.float32],
-    repetition_penalty: NDArray[np.float32],
-    presence_penalty: NDArray[np.float32],
-    frequency_penalty: NDArray[np.float32],
-    seed: NDArray[np.uint64],
-    position: NDArray[np.uint64],
-    num_logprobs: NDArray[np.int32],
-    seen_start: NDArray[np.int64],
-    seen_ids: NDArray[np.int32],
-    seen_counts: NDArray[np.int32],
-    bias_start: NDArray[np.int64],
-    bias_ids: NDArray[np.int32],
-    bias_values: NDArray[np.float32],
-    banned_start: NDArray[np.int64],
-    banned_ids: NDArray[np.int32],
-) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
-    """Choose a token per row of `logits` [R, V], which is only read. The GIL is released.
+    logits: NDArray[np.float32], states: list[RowState]
+) -> tuple[list[int], list[tuple[float, list[tuple[int, float]]] | None], tuple[int, int] | None]:
+    """Choose a token per row of `logits` [R, V], which is only read, as are `states` [R]. Large steps release the GIL.
 
-    Parameters are [R]; temperature 0 is greedy, top_k 0, top_p 1 and min_p 0 keep all, num_logprobs -1 reports none.
-    Row r owns entries `start[r]:start[r + 1]` of the ragged arrays: `seen` tokens of prompt and output with their
-    output counts, biases, and tokens that may not be chosen.
-
-    Returns (status [R], token ids [R], logprobs [R], top ids [R, N], top logprobs [R, N]) with N the largest
-    num_logprobs. Entries of a row whose status is not STATUS_OK, and those past its num_logprobs, mean nothing.
+    Returns (token ids [R], logprobs, failure). `logprobs` is empty if no state asks for any, else it holds per row None
+    or (logprob of the chosen token, [(token id, logprob) of the likeliest]). `failure` is None, or (row, status) of the
+    first row that leaves nothing to choose; then the rest means nothing.
     """
 
 def row_max(row: NDArray[np.float32]) -> tuple[float, int, bool]:
@@ -217,10 +240,17 @@ class Program:
         logits_rows: NDArray[np.int64],
         tree_mask: NDArray[np.bool_] | None,
     ) -> NDArray[np.float32]:
-        """Run one step; the arrays are those of StepPlan. The logits [R, V] are overwritten by the next step.
+        """Run one step; the arrays are those of StepPlan. The logits [R, V] are overwritten by the next step. The GIL
+        is released.
 
         Raises ValueError if an array reaches outside the program, the pool or the vocabulary.
         """
 
-    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None: ...
-    def close(self) -> None: ...
+    def move(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy K/V rows [n] between slots, as if all were read before any is written. The GIL is released.
+
+        Raises ValueError if a slot is not in the pool.
+        """
+
+    def close(self) -> None:
+        """Release threads, pool and weights. Logits that were returned stay readable."""

@@ -8,6 +8,7 @@ whole engine is put through them in test_concurrency.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from optimc_runtime.executor.load import load_executor
 
 LENGTHS = (70, 41, 1, 64, 17)
 """Tokens of the sequences: more and fewer than a block, a chunk of keys and a row tile."""
+
+MAX_STEP_TOKENS = 64
+"""No step has more."""
+
+NUM_TOKEN_IDS = 380
+"""The vocabulary is a little larger."""
 
 Schedule = Iterator[list[tuple[int, int]]]
 """Steps: which sequence gets how many more tokens."""
@@ -64,13 +71,13 @@ def plan_path(request: pytest.FixtureRequest, build: Callable) -> Path:
 @pytest.fixture(scope="module")
 def sequences() -> list[NDArray[np.int64]]:
     rng = np.random.default_rng(5)
-    return [rng.integers(2, 380, length) for length in LENGTHS]
+    return [rng.integers(2, NUM_TOKEN_IDS, length) for length in LENGTHS]
 
 
 @pytest.fixture(scope="module")
 def alone(plan_path: Path, sequences: list[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
     """Logits of every token, each sequence on its own, one token a step, one thread."""
-    with _Loaded(plan_path, threads=1) as executor:
+    with _load(plan_path, threads=1) as executor:
         schedule = ([(b, 1)] for b, length in enumerate(LENGTHS) for _ in range(length))
         return _run(executor, sequences, schedule)
 
@@ -78,8 +85,8 @@ def alone(plan_path: Path, sequences: list[NDArray[np.int64]]) -> list[NDArray[n
 def whole_prompts() -> Schedule:
     """Each sequence in one step of its own, or two if it is longer than a step may be."""
     for b, length in enumerate(LENGTHS):
-        for start in range(0, length, 64):
-            yield [(b, min(64, length - start))]
+        for start in range(0, length, MAX_STEP_TOKENS):
+            yield [(b, min(MAX_STEP_TOKENS, length - start))]
 
 
 def together() -> Schedule:
@@ -93,7 +100,7 @@ def uneven_chunks() -> Schedule:
     rng = np.random.default_rng(9)
     left = list(LENGTHS)
     while any(left):
-        room, step = 64, []
+        room, step = MAX_STEP_TOKENS, []
         for b in rng.permutation(len(left)):
             take = min(int(rng.integers(0, 24)), left[b], room)
             if take:
@@ -107,19 +114,19 @@ def uneven_chunks() -> Schedule:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("schedule", [whole_prompts, together, uneven_chunks])
 def test_chunks_batch_mates_blocks_and_threads_change_no_bit(plan_path, sequences, alone, schedule, threads):
-    with _Loaded(plan_path, threads=threads) as executor:
+    with _load(plan_path, threads=threads) as executor:
         logits = _run(executor, sequences, schedule(), shuffle=np.random.default_rng(threads))
     for b, expected in enumerate(alone):
         assert np.array_equal(logits[b], expected), f"sequence {b}"
 
 
 @pytest.mark.parametrize("instruction_set", _native.supported_instruction_sets())
-def test_on_every_instruction_set(plan_path, sequences, monkeypatch, instruction_set):
+def test_chunks_and_threads_change_no_bit_on_any_instruction_set(plan_path, sequences, monkeypatch, instruction_set):
     monkeypatch.setenv("OPTIMC_ISA", instruction_set)
-    with _Loaded(plan_path, threads=2) as executor:
+    with _load(plan_path, threads=2) as executor:
         assert executor.instruction_set == instruction_set
         first = _run(executor, sequences, together())
-    with _Loaded(plan_path, threads=1) as executor:
+    with _load(plan_path, threads=1) as executor:
         second = _run(executor, sequences, uneven_chunks())
     for b in range(len(LENGTHS)):
         assert np.array_equal(first[b], second[b]), f"sequence {b}"
@@ -127,7 +134,7 @@ def test_on_every_instruction_set(plan_path, sequences, monkeypatch, instruction
 
 def test_a_moved_sequence_goes_on_as_if_nothing_had_happened(plan_path, sequences, alone):
     tokens = sequences[0]
-    with _Loaded(plan_path, threads=2) as executor:
+    with _load(plan_path, threads=2) as executor:
         size = executor.pool.block_size
         home = _Sequence(tokens, blocks=list(range(5)))
         _step(executor, [(home, 33)])
@@ -143,7 +150,7 @@ def test_a_token_verified_in_a_tree_gets_the_bits_it_gets_in_a_row(plan_path, se
     tokens = sequences[0]
     parents = [-1, -1, 0, 1, 2, 4]  # of nodes 0..5; the true ones are 0, 2, 4, 5
     truth = [0, 2, 4, 5]
-    nodes = (tokens[30:36] + 1) % 380
+    nodes = (tokens[30:36] + 1) % NUM_TOKEN_IDS
     nodes[truth] = tokens[30:34]
     depth, mask = [], np.zeros((len(parents), len(parents)), bool)
     for node, parent in enumerate(parents):
@@ -151,7 +158,7 @@ def test_a_token_verified_in_a_tree_gets_the_bits_it_gets_in_a_row(plan_path, se
         if parent >= 0:
             mask[node] |= mask[parent]
         depth.append(0 if parent < 0 else depth[parent] + 1)
-    with _Loaded(plan_path, threads=2) as executor:
+    with _load(plan_path, threads=2) as executor:
         sequence = _Sequence(tokens, blocks=[3, 1, 2])
         _step(executor, [(sequence, 30)])
         size = executor.pool.block_size
@@ -176,17 +183,8 @@ def test_a_token_verified_in_a_tree_gets_the_bits_it_gets_in_a_row(plan_path, se
     assert np.array_equal(following, alone[0][34:40])
 
 
-class _Loaded:
-    """A plan's executor for the length of a with-block."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        self._executor = load_executor(Plan.open(path), threads=threads)
-
-    def __enter__(self) -> Executor:
-        return self._executor
-
-    def __exit__(self, *_: object) -> None:
-        self._executor.close()
+def _load(path: Path, threads: int) -> AbstractContextManager[Executor]:
+    return closing(load_executor(Plan.open(path), threads=threads))
 
 
 def _run(
@@ -195,8 +193,10 @@ def _run(
     schedule: Schedule,
     shuffle: np.random.Generator | None = None,
 ) -> list[NDArray[np.float32]]:
-    """Run all sequences through the schedule; return the logits of every token of each. Blocks come in order, or in
-    the order `shuffle` gives."""
+    """Run all sequences through the schedule; return the logits [length, V] of each.
+
+    Blocks come in order, or in the order `shuffle` gives.
+    """
     order = list(range(executor.pool.num_blocks))
     if shuffle is not None:
         shuffle.shuffle(order)

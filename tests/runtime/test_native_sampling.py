@@ -1,5 +1,7 @@
 """Each sampling kernel equals its scalar reference, and the binding refuses what the kernels may not see."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -152,58 +154,76 @@ def test_uniforms_fill_the_unit_interval_and_neighbouring_seeds_are_unrelated() 
     assert np.abs(np.corrcoef(draws) - np.eye(200)).max() < 0.35  # 5 sigma of 1/sqrt(200)
 
 
-def rows_arguments(rows: int) -> dict[str, np.ndarray]:
-    return {
-        "temperature": np.ones(rows, np.float32),
-        "top_k": np.zeros(rows, np.int32),
-        "top_p": np.ones(rows, np.float32),
-        "min_p": np.zeros(rows, np.float32),
-        "repetition_penalty": np.ones(rows, np.float32),
-        "presence_penalty": np.zeros(rows, np.float32),
-        "frequency_penalty": np.zeros(rows, np.float32),
-        "seed": np.zeros(rows, np.uint64),
-        "position": np.zeros(rows, np.uint64),
-        "num_logprobs": np.full(rows, -1, np.int32),
-        "seen_start": np.zeros(rows + 1, np.int64),
-        "seen_ids": np.empty(0, np.int32),
-        "seen_counts": np.empty(0, np.int32),
-        "bias_start": np.zeros(rows + 1, np.int64),
+def row_state(vocab: int = 8, **change: Any) -> _native.RowState:
+    none = {
         "bias_ids": np.empty(0, np.int32),
         "bias_values": np.empty(0, np.float32),
-        "banned_start": np.zeros(rows + 1, np.int64),
-        "banned_ids": np.empty(0, np.int32),
+        "stop_ids": np.empty(0, np.int32),
     }
+    return _native.RowState(vocab, **({"temperature": 1.0} | none | change))
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"top_k": np.zeros(3, np.int32)}, "top_k: length 3, want 2"),
-        ({"seen_counts": np.ones(1, np.int32)}, "seen_counts: length 1, want 0"),
-        ({"banned_ids": np.array([1], np.int32)}, "banned: start must rise"),
-        (
-            {"banned_ids": np.array([8], np.int32), "banned_start": np.array([0, 0, 1])},
-            r"banned: ids must be in \[0, 8\)",
-        ),
-        ({"banned_ids": np.array([-1], np.int32), "banned_start": np.array([0, 0, 1])}, "banned: ids"),
-        ({"bias_start": np.array([0, 5, 0])}, "bias: start must rise"),
-        ({"temperature": np.array([1, -1], np.float32)}, "row 1: sampling parameters"),
-        ({"temperature": np.array([np.nan, 1], np.float32)}, "row 0: sampling parameters"),
-        ({"num_logprobs": np.array([9, 0], np.int32)}, "row 0: sampling parameters"),
+        ({"bias_ids": ids(1), "bias_values": np.ones(2, np.float32)}, "bias_values: length 2, want 1"),
+        ({"bias_ids": ids(8), "bias_values": np.ones(1, np.float32)}, r"bias_ids: ids must be in \[0, 8\)"),
+        ({"stop_ids": ids(8)}, r"stop_ids: ids must be in \[0, 8\)"),
+        ({"stop_ids": ids(-1)}, "stop_ids: ids"),
+        ({"temperature": -1.0}, "sampling parameters"),
+        ({"temperature": np.nan}, "sampling parameters"),
+        ({"top_p": 0.0}, "sampling parameters"),
+        ({"num_logprobs": 9}, "sampling parameters"),
     ],
 )
-def test_the_binding_refuses_bad_shapes_ids_and_ranges(change: dict[str, np.ndarray], message: str) -> None:
+def test_a_row_refuses_bad_shapes_ids_and_ranges(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _native.sample_rows(np.zeros((2, 8), np.float32), **(rows_arguments(2) | change))
+        row_state(**change)
 
 
-def test_the_binding_refuses_other_dtypes_instead_of_converting() -> None:
+def test_a_row_refuses_tokens_it_does_not_have() -> None:
+    state = row_state()
+    with pytest.raises(ValueError, match=r"prompt: ids must be in \[0, 8\)"):
+        state.remember(ids(3, 8))
+    for token in (-1, 8):
+        with pytest.raises(ValueError, match=r"must be in \[0, 8\)"):
+            state.accept(token)
+    assert state.position == 0
+    assert state.seen_ids.tolist() == []
+
+
+@pytest.mark.parametrize("states", [1, 3])
+def test_every_row_needs_a_state_of_its_own(states: int) -> None:
+    with pytest.raises(ValueError, match=f"2 rows of logits for {states} states"):
+        _native.sample_rows(np.zeros((2, 8), np.float32), [row_state() for _ in range(states)])
+
+
+def test_a_row_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="row 1: logits have 8 columns, its state 9"):
+        _native.sample_rows(np.zeros((2, 8), np.float32), [row_state(8), row_state(9)])
+
+
+def test_the_binding_refuses_other_types_instead_of_converting() -> None:
     with pytest.raises(TypeError):
-        _native.sample_rows(np.zeros((2, 8), np.float64), **rows_arguments(2))
+        _native.sample_rows(np.zeros((1, 8), np.float64), [row_state()])
+    with pytest.raises(TypeError, match="every item must be a RowState"):
+        _native.sample_rows(np.zeros((1, 8), np.float32), [object()])
     with pytest.raises(TypeError):
-        _native.sample_rows(np.zeros((2, 8), np.float32), **(rows_arguments(2) | {"top_k": np.zeros(2, np.int64)}))
+        row_state(stop_ids=np.zeros(2, np.int64))
 
 
 def test_no_rows_is_no_work() -> None:
-    status, tokens, *_ = _native.sample_rows(np.zeros((0, 8), np.float32), **rows_arguments(0))
-    assert len(status) == len(tokens) == 0
+    assert _native.sample_rows(np.zeros((0, 8), np.float32), []) == ([], [], None)
+
+
+def test_a_row_that_fails_is_named_with_its_reason() -> None:
+    logits = np.zeros((3, 8), np.float32)
+    logits[1, 5] = np.nan
+    states = [row_state() for _ in logits]
+    assert _native.sample_rows(logits, states)[2] == (1, _native.STATUS_NAN)
+    logits[1] = -np.inf
+    assert _native.sample_rows(logits, states)[2] == (1, _native.STATUS_EMPTY)

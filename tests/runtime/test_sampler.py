@@ -42,30 +42,12 @@ def reference_probabilities(row: np.ndarray, params: SamplingParams) -> np.ndarr
 
 def draw_many(row: np.ndarray, params: SamplingParams, draws: int, seed: int) -> np.ndarray:
     """Draw for output positions 0..draws-1 of one sequence, straight from the kernel."""
-    none = np.zeros(draws + 1, np.int64)
-    ids = np.empty(0, np.int32)
-    status, tokens, *_ = _native.sample_rows(
-        np.repeat(row[None], draws, axis=0),
-        temperature=np.full(draws, params.temperature, np.float32),
-        top_k=np.full(draws, params.top_k, np.int32),
-        top_p=np.full(draws, params.top_p, np.float32),
-        min_p=np.full(draws, params.min_p, np.float32),
-        repetition_penalty=np.ones(draws, np.float32),
-        presence_penalty=np.zeros(draws, np.float32),
-        frequency_penalty=np.zeros(draws, np.float32),
-        seed=np.full(draws, seed, np.uint64),
-        position=np.arange(draws, dtype=np.uint64),
-        num_logprobs=np.full(draws, -1, np.int32),
-        seen_start=none,
-        seen_ids=ids,
-        seen_counts=ids,
-        bias_start=none,
-        bias_ids=ids,
-        bias_values=np.empty(0, np.float32),
-        banned_start=none,
-        banned_ids=ids,
-    )
-    assert not status.any()
+    state = SamplingState(params, [], frozenset(), len(row), seed)
+    tokens = np.empty(draws, np.int64)
+    for position in range(draws):
+        (tokens[position],), _, failure = _native.sample_rows(row[None], [state.row])
+        assert failure is None
+        state.accept(int(tokens[position]))
     return tokens
 
 

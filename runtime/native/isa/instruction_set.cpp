@@ -41,8 +41,9 @@ const char* name_of(InstructionSet set) {
 
 std::vector<InstructionSet> supported_instruction_sets() {
     std::vector<InstructionSet> sets;
-    for (InstructionSet set : kAll)
+    for (InstructionSet set : kAll) {
         if (supported(set)) sets.push_back(set);
+    }
     return sets;
 }
 

@@ -1,4 +1,4 @@
-// Which kernels this machine runs. Chosen when the module is loaded, never when it is built.
+// Which kernels this machine runs. Chosen when a program is loaded, never when the module is built.
 #pragma once
 
 #include <string>

@@ -44,6 +44,21 @@ struct CacheHead {
     const std::uint8_t* of_block(std::int64_t block) const { return kv_head(layer, parts, block, head); }
 };
 
+// Start to fetch what will be read next. Hardware follows long streams by itself and only needs their beginnings; it is of no
+// use for a quantized head of a few lines. GCC drops calls of a function that only fetches, unless it is always inlined.
+[[gnu::always_inline]] inline void fetch_group(const CacheHead& cache, const std::uint8_t* head, int offset, const std::uint8_t* keys,
+                        const std::uint8_t* values) {
+    constexpr int line = 64;
+    if (!kv_has_scales(cache.layer.type) || cache.parts.head_bytes > 128 * line) {
+        for (int i = 0; i < 2; ++i) {
+            __builtin_prefetch(keys + i * line, 0, 2);
+            __builtin_prefetch(values + i * line, 0, 2);
+        }
+    } else if (offset == 0) {
+        for (int at = 0; at < cache.parts.head_bytes; at += line) __builtin_prefetch(head + at, 0, 2);
+    }
+}
+
 // Sixteen keys that lie beside each other.
 inline void place_group(const CacheHead& cache, const std::uint8_t* head, int offset, int group, Chunk& chunk) {
     const KvType type = cache.layer.type;
@@ -54,14 +69,7 @@ inline void place_group(const CacheHead& cache, const std::uint8_t* head, int of
     const auto scales = [&](std::int64_t part) { return (const float*)(head + part) + offset; };
     chunk.scales[group] = {scales(cache.parts.key_scales), scales(cache.parts.value_scales),
                            scales(cache.parts.key_minimums), scales(cache.parts.value_minimums)};
-    if (kv_has_scales(type)) {
-        __builtin_prefetch(chunk.scales[group].key_scales);
-        __builtin_prefetch(chunk.scales[group].value_scales);
-    }
-    if (kv_has_minimums(type)) {
-        __builtin_prefetch(chunk.scales[group].key_minimums);
-        __builtin_prefetch(chunk.scales[group].value_minimums);
-    }
+    fetch_group(cache, head, offset, chunk.keys[group], values);
 }
 
 // One key, wherever it lies.
@@ -99,7 +107,7 @@ inline void place_key(const CacheHead& cache, const std::uint8_t* head, int offs
 
 template <KvType type>
 inline void widen_keys(const Chunk& chunk, int group, int head_dim, float* keys) {
-    const KeyMatrix<type> matrix{chunk.keys, chunk.key_row_bytes, chunk.keys};
+    const KeyMatrix<type> matrix{chunk.keys, chunk.key_row_bytes};
     for (int d = 0; d < head_dim; ++d) {
         store(keys + d * kChunkKeys + group * kKeyGroup, matrix.load(d, (d & 1) != 0, group));
     }
@@ -107,7 +115,7 @@ inline void widen_keys(const Chunk& chunk, int group, int head_dim, float* keys)
 
 template <KvType type>
 inline void widen_values(Chunk& chunk, int width, float* values) {
-    const ValueMatrix<type> matrix{chunk.values, chunk.values};
+    const ValueMatrix<type> matrix{chunk.values};
     for (int key = chunk.begin; key < chunk.end; ++key) {
         float* row = values + key * width;
         for (int v = 0; v < width / kLanes; ++v) store(row + v * kLanes, matrix.load(key, false, v));
@@ -159,16 +167,7 @@ inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int
             if (at + 1 < to) walk.next();
         }
     }
-    if (!copied) {
-        // Whoever fetches this chunk ahead need not know how much of it there is.
-        for (int g = 0; g < kChunkGroups; ++g) {
-            const int there = g < first_group ? first_group : g < last_group ? g : last_group;
-            if (there == g) continue;
-            chunk.keys[g] = chunk.keys[there];
-            for (int i = 0; i < kKeyGroup; ++i) chunk.values[g * kKeyGroup + i] = chunk.values[there * kKeyGroup + i];
-        }
-        return;
-    }
+    if (!copied) return;
     const int width = kv_value_width(layer.type, layer.head_dim);
     switch (layer.type) {
         case KvType::float32: break;

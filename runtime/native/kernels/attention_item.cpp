@@ -9,24 +9,20 @@ namespace {
 // From this many rows on, widening a chunk once beats widening it in every tile.
 constexpr int kWidenRows = 3 * kTileRows;
 
-// `next` is the chunk that comes next if it is read where it lies, else `chunk` again.
-void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const Chunk& next, const QueryRows& rows,
-                          int first, int last) {
+void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last) {
     constexpr KvType f32 = KvType::float32, bf16 = KvType::bfloat16, i8 = KvType::int8, i4 = KvType::int4;
     const bool widened = chunk.type == f32;
     switch (call.cache.type) {
-        case f32:
-            return last - first < kWidenRows ? attend_chunk<f32, f32, true>(call, chunk, next, rows, first, last)
-                                             : attend_chunk<f32, f32, false>(call, chunk, next, rows, first, last);
+        case f32: return attend_chunk<f32, f32>(call, chunk, rows, first, last);
         case bf16:
-            return widened ? attend_chunk<bf16, f32, false>(call, chunk, next, rows, first, last)
-                           : attend_chunk<bf16, bf16, true>(call, chunk, next, rows, first, last);
+            return widened ? attend_chunk<bf16, f32>(call, chunk, rows, first, last)
+                           : attend_chunk<bf16, bf16>(call, chunk, rows, first, last);
         case i8:
-            return widened ? attend_chunk<i8, f32, false>(call, chunk, next, rows, first, last)
-                           : attend_chunk<i8, i8, true>(call, chunk, next, rows, first, last);
+            return widened ? attend_chunk<i8, f32>(call, chunk, rows, first, last)
+                           : attend_chunk<i8, i8>(call, chunk, rows, first, last);
         case i4:
-            return widened ? attend_chunk<i4, f32, false>(call, chunk, next, rows, first, last)
-                           : attend_chunk<i4, i4, true>(call, chunk, next, rows, first, last);
+            return widened ? attend_chunk<i4, f32>(call, chunk, rows, first, last)
+                           : attend_chunk<i4, i4>(call, chunk, rows, first, last);
     }
 }
 
@@ -77,19 +73,20 @@ struct RowBlock {
             for (int from = 0, to; from < rows.count; from = to) {
                 for (to = from + 1; to < rows.count && query_of(to) == query_of(from);) ++to;
                 if (read(chunk_first, from, to, false, chunks[0])) {
-                    attend_rows_to_chunk(call, chunks[0], chunks[0], rows, from, to);
+                    attend_rows_to_chunk(call, chunks[0], rows, from, to);
                 }
             }
             return;
         }
-        Chunk* chunk = &chunks[chunk_first / kChunkKeys % 2];
-        if (chunk->first != chunk_first && !read(chunk_first, 0, rows.count, true, *chunk)) return;
-        // What is read where it lies is found one chunk ahead, so that it can be fetched meanwhile.
+        Chunk& chunk = chunks[chunk_first / kChunkKeys % 2];
+        if (chunk.first != chunk_first && !read(chunk_first, 0, rows.count, true, chunk)) return;
+        // What is used where it lies is found one chunk ahead, so that it is fetched meanwhile.
         const int next_first = chunk_first + kChunkKeys;
-        Chunk* next = &chunks[next_first / kChunkKeys % 2];
-        const bool fetch = reads_in_place(cache.layer, rows.count >= kWidenRows) && is_shared(next_first) &&
-                           next_first < item.split_end * kSplitKeys && read(next_first, 0, rows.count, true, *next);
-        attend_rows_to_chunk(call, *chunk, fetch ? *next : *chunk, rows, 0, rows.count);
+        if (reads_in_place(cache.layer, rows.count >= kWidenRows) && is_shared(next_first) &&
+            next_first < item.split_end * kSplitKeys) {
+            read(next_first, 0, rows.count, true, chunks[next_first / kChunkKeys % 2]);
+        }
+        attend_rows_to_chunk(call, chunk, rows, 0, rows.count);
     }
 
     void attend_split(int split_first) {

@@ -89,9 +89,9 @@ inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const
 
 // values = values * factor + weights times values of the chunk, for a tile of rows. A row meets exactly the keys it sees,
 // in order: those that all rows of the tile see together, those before and after row by row.
-template <KvType type, bool ahead>
-inline void weigh_values(const Chunk& chunk, const Chunk& next, const QueryRows& rows, int first, int count, int width) {
-    const ValueMatrix<type> matrix{chunk.values, next.values};
+template <KvType type>
+inline void weigh_values(const Chunk& chunk, const QueryRows& rows, int first, int count, int width) {
+    const ValueMatrix<type> matrix{chunk.values};
     ChunkKeys common{0, kChunkKeys};
     for (int r = first; r < first + count; ++r) {
         const ChunkKeys keys = keys_in_chunk(rows, r, chunk.first);
@@ -100,7 +100,7 @@ inline void weigh_values(const Chunk& chunk, const Chunk& next, const QueryRows&
     }
     const auto alone = [&](int r, int begin, int end) {
         if (begin >= end) return;
-        weigh_tile<type, ahead, 1>(rows.scores + r * kChunkKeys, matrix, begin, end, rows.factors + r,
+        weigh_tile<type, 1>(rows.scores + r * kChunkKeys, matrix, begin, end, rows.factors + r,
                             rows.values + r * rows.width, rows.width, width);
         rows.factors[r] = 1.0f;
     };
@@ -113,7 +113,7 @@ inline void weigh_values(const Chunk& chunk, const Chunk& next, const QueryRows&
     }
     for (int r = first; r < first + count; ++r) alone(r, keys_in_chunk(rows, r, chunk.first).begin, common.begin);
     with_rows(count, [&]<int tile>() {
-        weigh_tile<type, ahead, tile>(rows.scores + first * kChunkKeys, matrix, common.begin, common.end, rows.factors + first,
+        weigh_tile<type, tile>(rows.scores + first * kChunkKeys, matrix, common.begin, common.end, rows.factors + first,
                                rows.values + first * rows.width, rows.width, width);
     });
     for (int r = first; r < first + count; ++r) {
@@ -132,18 +132,18 @@ struct Tiles {
     int begin(int tile) const { return first + (last - first) * tile / count; }
 };
 
-// `cache_type` says which scales the chunk has, `type` what its elements are. `ahead`: fetch the next chunk meanwhile.
-template <KvType cache_type, KvType type, bool ahead>
-inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const Chunk& next, const QueryRows& rows,
+// `cache_type` says which scales the chunk has, `type` what its elements are.
+template <KvType cache_type, KvType type>
+inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows,
                          int first, int last) {
     const Tiles tiles(first, last);
-    const KeyMatrix<type> keys{chunk.keys, chunk.key_row_bytes, next.keys};
+    const KeyMatrix<type> keys{chunk.keys, chunk.key_row_bytes};
     for (int t = 0; t < tiles.count; ++t) {
         const int begin = tiles.begin(t), count = tiles.begin(t + 1) - begin;
         const ChunkKeys any = keys_of_any(rows, begin, begin + count, chunk.first);
         if (any.none()) continue;
         with_rows(count, [&]<int tile>() {
-            score_tile<type, ahead, tile>(rows.queries + begin * rows.width, rows.width, call.spec.head_dim, keys,
+            score_tile<type, tile>(rows.queries + begin * rows.width, rows.width, call.spec.head_dim, keys,
                                    any.begin / kKeyGroup, (any.end + kKeyGroup - 1) / kKeyGroup,
                                    rows.scores + begin * kChunkKeys);
         });
@@ -163,7 +163,7 @@ inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const Ch
     }
     const int width = kv_value_width(cache_type, call.spec.head_dim);
     for (int t = 0; t < tiles.count; ++t) {
-        weigh_values<type, ahead>(chunk, next, rows, tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), width);
+        weigh_values<type>(chunk, rows, tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), width);
     }
 }
 

@@ -52,13 +52,6 @@ template <KvType type>
 struct KeyMatrix {
     const std::uint8_t* const* groups;  // where each group's dimension 0 lies
     std::int64_t row_bytes;
-    const std::uint8_t* const* next_groups;  // of the chunk that comes next
-
-    void prefetch(int d, int group) const {
-        // Once for every line of 64 bytes.
-        const std::int64_t at = (type == KvType::int4 ? d >> 1 : d) * row_bytes;
-        if (at % 64 < row_bytes) __builtin_prefetch(next_groups[group] + at, 0, 2);
-    }
 
     Vec load(int d, bool odd, int group) const {
         if constexpr (type == KvType::int4) return load_halves(groups[group] + (d >> 1) * row_bytes, odd);
@@ -70,12 +63,7 @@ struct KeyMatrix {
 template <KvType type>
 struct ValueMatrix {
     const std::uint8_t* const* rows;
-    const std::uint8_t* const* next_rows;  // of the chunk that comes next
 
-    void prefetch(int key, int vector) const {
-        constexpr int bytes = kLanes * kv_type_bits(type) / 8;
-        if (vector * bytes % 64 == 0) __builtin_prefetch(next_rows[key] + vector * bytes, 0, 2);
-    }
     Vec load(int key, bool, int vector) const {
         if constexpr (type == KvType::int4) return load_halves(rows[key] + (vector >> 1) * 16, (vector & 1) != 0);
         else return load_elements<type>(rows[key] + vector * kLanes * kv_type_bits(type) / 8);
@@ -83,15 +71,11 @@ struct ValueMatrix {
 };
 
 // sums[r][v] += chain over k in [begin, end) of a[r, k] * b[k, first + v]. For 4-bit keys `begin` is even.
-template <bool ahead, int rows, int vectors, class Matrix>
+template <int rows, int vectors, class Matrix>
 [[gnu::always_inline]] inline void multiply_add(Vec (&sums)[rows][vectors], const float* a, std::int64_t a_stride,
                                                 const Matrix& b, int first, int begin, int end) {
     const auto step = [&](int k, bool odd) __attribute__((always_inline)) {
         Vec columns[vectors];
-        if constexpr (ahead) {
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) b.prefetch(k, first + v);
-        }
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) columns[v] = b.load(k, odd, first + v);
 #pragma GCC unroll 6
@@ -110,12 +94,12 @@ template <bool ahead, int rows, int vectors, class Matrix>
 }
 
 // scores[r][16 g ...] = q [rows, D] times the keys of groups [begin, end).
-template <KvType type, bool ahead, int rows>
+template <KvType type, int rows>
 inline void score_tile(const float* q, std::int64_t q_stride, int head_dim, const KeyMatrix<type>& keys, int begin,
                        int end, float* scores) {
     const auto columns = [&]<int vectors>(int group) __attribute__((always_inline)) {
         Vec sums[rows][vectors] = {};
-        multiply_add<ahead>(sums, q, q_stride, keys, group, 0, head_dim);
+        multiply_add(sums, q, q_stride, keys, group, 0, head_dim);
         for (int r = 0; r < rows; ++r) {
             for (int v = 0; v < vectors; ++v) store(scores + r * kChunkKeys + (group + v) * kLanes, sums[r][v]);
         }
@@ -130,7 +114,7 @@ inline void score_tile(const float* q, std::int64_t q_stride, int head_dim, cons
 }
 
 // values[r] [width] = values[r] * factors[r] + weights [rows, keys] times the values of keys [begin, end).
-template <KvType type, bool ahead, int rows>
+template <KvType type, int rows>
 inline void weigh_tile(const float* weights, const ValueMatrix<type>& matrix, int begin, int end, const float* factors,
                        float* values, std::int64_t stride, int width) {
     const auto columns = [&]<int vectors>(int vector) __attribute__((always_inline)) {
@@ -142,7 +126,7 @@ inline void weigh_tile(const float* weights, const ValueMatrix<type>& matrix, in
                 sums[r][v] = load(values + r * stride + (vector + v) * kLanes) * broadcast(factors[r]);
             }
         }
-        multiply_add<ahead>(sums, weights, kChunkKeys, matrix, vector, begin, end);
+        multiply_add(sums, weights, kChunkKeys, matrix, vector, begin, end);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 4

@@ -1,4 +1,4 @@
-// Python face of the cpu engine: checks shapes, dtypes and every index of a step, releases the GIL while it runs.
+// Python face of the cpu engine: checks shapes and dtypes, converts, releases the GIL while a step runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -10,11 +10,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -23,6 +21,9 @@
 #include "isa/instruction_set.h"
 #include "kernels/select.h"
 #include "program/builder.h"
+#include "program/check_step.h"
+#include "program/names.h"
+#include "program/require.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -45,61 +46,6 @@ std::optional<View> to_view(const MaybeView& t) {
     if (!t) return std::nullopt;
     return to_view(*t);
 }
-
-void require(bool ok, const std::string& message) {
-    if (!ok) throw std::invalid_argument(message);
-}
-
-template <typename T, std::size_t N>
-T named(const std::array<std::pair<const char*, T>, N>& names, const std::string& name, const char* what) {
-    for (const auto& [known, value] : names) {
-        if (name == known) return value;
-    }
-    throw std::invalid_argument(std::string("no ") + what + " '" + name + "'");
-}
-
-constexpr std::array<std::pair<const char*, FloatType>, 3> kFloatTypes{
-    {{"float32", FloatType::float32}, {"bfloat16", FloatType::bfloat16}, {"float16", FloatType::float16}}};
-constexpr std::array<std::pair<const char*, KvType>, 4> kKvTypes{{{"float32", KvType::float32},
-                                                                  {"bfloat16", KvType::bfloat16},
-                                                                  {"int8", KvType::int8},
-                                                                  {"int4", KvType::int4}}};
-constexpr std::array<std::pair<const char*, RowsKind>, 2> kRowsKinds{
-    {{"tokens", RowsKind::tokens}, {"logits", RowsKind::logits}}};
-constexpr std::array<std::pair<const char*, Gate>, 6> kGates{{{"none", Gate::none},
-                                                              {"silu", Gate::silu},
-                                                              {"gelu", Gate::gelu},
-                                                              {"gelu_tanh", Gate::gelu_tanh},
-                                                              {"relu", Gate::relu},
-                                                              {"sigmoid", Gate::sigmoid}}};
-constexpr std::array<std::pair<const char*, ElementwiseOp>, 26> kElementwiseOps{{
-    {"rows", ElementwiseOp::rows},
-    {"vector", ElementwiseOp::vector},
-    {"constant", ElementwiseOp::constant},
-    {"add", ElementwiseOp::add},
-    {"sub", ElementwiseOp::sub},
-    {"mul", ElementwiseOp::mul},
-    {"div", ElementwiseOp::div},
-    {"min", ElementwiseOp::min},
-    {"max", ElementwiseOp::max},
-    {"pow", ElementwiseOp::pow},
-    {"neg", ElementwiseOp::neg},
-    {"abs", ElementwiseOp::abs},
-    {"sqrt", ElementwiseOp::sqrt},
-    {"reciprocal", ElementwiseOp::reciprocal},
-    {"exp", ElementwiseOp::exp},
-    {"log", ElementwiseOp::log},
-    {"sigmoid", ElementwiseOp::sigmoid},
-    {"silu", ElementwiseOp::silu},
-    {"tanh", ElementwiseOp::tanh},
-    {"erf", ElementwiseOp::erf},
-    {"gelu", ElementwiseOp::gelu},
-    {"gelu_tanh", ElementwiseOp::gelu_tanh},
-    {"relu", ElementwiseOp::relu},
-    {"softplus", ElementwiseOp::softplus},
-    {"sin", ElementwiseOp::sin},
-    {"cos", ElementwiseOp::cos},
-}};
 
 std::vector<KvLayerShape> to_layers(const std::vector<std::pair<int, int>>& layers) {
     std::vector<KvLayerShape> shapes;
@@ -128,45 +74,16 @@ struct PyProgram {
     }
 };
 
-void check_step(const Program& program, const KvPool& pool, const Step& step) {
-    const StepLayout& s = step.layout;
-    require(s.num_tokens > 0, "a step without tokens");
-    require(s.num_tokens <= program.capacity(),
-            std::to_string(s.num_tokens) + " tokens exceed the program's " + std::to_string(program.capacity()));
-    const std::int64_t slots = pool.num_blocks() * pool.block_size();
-    for (std::int64_t t = 0; t < s.num_tokens; ++t) {
-        require(step.tokens[t] >= 0 && step.tokens[t] < program.vocabulary(),
-                "token id " + std::to_string(step.tokens[t]) + " is not in the vocabulary");
-        require(s.slots[t] >= 0 && s.slots[t] < slots, "slot " + std::to_string(s.slots[t]) + " is not in the pool");
-        require(s.positions[t] >= 0, "a negative position");
-    }
-    require(s.query_start[0] == 0 && s.query_start[s.num_sequences] == s.num_tokens,
-            "query_start must go from 0 to the number of tokens");
-    for (std::int64_t b = 0; b < s.num_sequences; ++b) {
-        const std::int64_t queries = s.query_start[b + 1] - s.query_start[b];
-        require(queries > 0 && s.context_len[b] >= 0, "sequence " + std::to_string(b) + " has no tokens");
-        const std::int64_t blocks = (s.context_len[b] + queries + pool.block_size() - 1) / pool.block_size();
-        require(blocks <= s.table_width, "block_table has too few columns for sequence " + std::to_string(b));
-        require(s.tree_mask == nullptr || queries <= s.mask_width, "tree_mask has too few columns");
-        for (std::int64_t i = 0; i < blocks; ++i) {
-            const std::int32_t block = s.block_table[b * s.table_width + i];
-            require(block >= 0 && block < pool.num_blocks(), "block " + std::to_string(block) + " is not in the pool");
-        }
-    }
-    for (std::int64_t r = 0; r < step.num_logits; ++r) {
-        require(step.logits_rows[r] >= 0 && step.logits_rows[r] < s.num_tokens, "a logits row is not in the step");
-    }
-}
-
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
-// The array borrows the program's memory: `self` keeps it alive, the next step overwrites it.
-Logits execute(nb::object self, Array1<std::int64_t> tokens, Array1<std::int64_t> positions, Array1<std::int64_t> slots,
+// The array shares the program's memory: the next step overwrites it, `close` leaves it as it is.
+Logits execute(PyProgram& self, Array1<std::int64_t> tokens, Array1<std::int64_t> positions, Array1<std::int64_t> slots,
                Array1<std::int32_t> query_start, Array1<std::int32_t> context_len, Array2<std::int32_t> block_table,
                Array1<std::int64_t> logits_rows, std::optional<Array2<bool>> tree_mask) {
-    Program& program = nb::cast<PyProgram&>(self).get();
+    Program& program = self.get();
     const std::size_t num_tokens = tokens.shape(0);
-    require(positions.shape(0) == num_tokens && slots.shape(0) == num_tokens, "positions and slots must be as long as tokens");
+    require(positions.shape(0) == num_tokens && slots.shape(0) == num_tokens,
+            "positions and slots must be as long as tokens");
     require(query_start.shape(0) == context_len.shape(0) + 1 && block_table.shape(0) == context_len.shape(0),
             "query_start, context_len and block_table must agree on the number of sequences");
     require(!tree_mask || tree_mask->shape(0) == num_tokens, "tree_mask must have a row for every token");
@@ -192,11 +109,15 @@ Logits execute(nb::object self, Array1<std::int64_t> tokens, Array1<std::int64_t
     ConstRows logits;
     {
         nb::gil_scoped_release release;
-        check_step(program, program.pool(), step);
+        check_step(step, program.limits());
         logits = program.execute(step);
     }
+    using Memory = std::shared_ptr<const std::byte[]>;
+    auto memory = std::make_unique<Memory>(program.memory());
+    const nb::capsule owner(memory.get(), [](void* held) noexcept { delete static_cast<Memory*>(held); });
+    memory.release();
     return Logits(const_cast<float*>(logits.data),
-                  {logits_rows.shape(0), static_cast<std::size_t>(program.logits_width())}, self);
+                  {logits_rows.shape(0), static_cast<std::size_t>(program.logits_width())}, owner);
 }
 
 void move(PyProgram& self, Array1<std::int64_t> source, Array1<std::int64_t> target) {
@@ -215,8 +136,8 @@ void bind_builder(nb::module_& m) {
     nb::class_<PyBuilder>(m, "ProgramBuilder", "Puts a cpu program together; ValueError names what does not fit.")
         .def(
             "__init__",
-            [](PyBuilder* self, const std::vector<std::pair<int, int>>& layers, int block_size, const std::string& kv_dtype,
-               std::int64_t num_blocks, std::int64_t capacity, std::int64_t arena_bytes) {
+            [](PyBuilder* self, const std::vector<std::pair<int, int>>& layers, int block_size,
+               const std::string& kv_dtype, std::int64_t num_blocks, std::int64_t capacity, std::int64_t arena_bytes) {
                 auto builder = std::make_unique<Builder>(to_layers(layers), block_size,
                                                          named(kKvTypes, kv_dtype, "KV dtype"), num_blocks, capacity,
                                                          arena_bytes);
@@ -279,7 +200,10 @@ void bind_builder(nb::module_& m) {
             },
             "rows"_a, "features"_a, "group"_a, "terms"_a, "offset"_a)
         .def(
-            "embed", [](PyBuilder& self, int table, float scale, ViewTuple out) { self.get().embed(table, scale, to_view(out)); },
+            "embed",
+            [](PyBuilder& self, int table, float scale, ViewTuple out) {
+                self.get().embed(table, scale, to_view(out));
+            },
             "table"_a, "scale"_a, "out"_a)
         .def(
             "norm",
@@ -307,8 +231,8 @@ void bind_builder(nb::module_& m) {
                 else source = *quantized;
                 self.get().linear(source, weight, bias, to_view(residual), named(kGates, gate, "gate"), to_view(out));
             },
-            nb::kw_only(), "x"_a.none(), "quantized"_a.none(), "weight"_a, "bias"_a.none(), "residual"_a.none(), "gate"_a,
-            "out"_a)
+            nb::kw_only(), "x"_a.none(), "quantized"_a.none(), "weight"_a, "bias"_a.none(), "residual"_a.none(),
+            "gate"_a, "out"_a)
         .def(
             "rotation",
             [](PyBuilder& self, int frequencies, float scale, ViewTuple out) {
@@ -317,9 +241,9 @@ void bind_builder(nb::module_& m) {
             "frequencies"_a, "scale"_a, "out"_a)
         .def(
             "attention",
-            [](PyBuilder& self, int layer, int num_heads, int num_kv_heads, int head_dim, float scale, std::int64_t window,
-               float softcap, bool interleaved, bool logits_rows_only, MaybeView rotation, ViewTuple q, ViewTuple k,
-               ViewTuple v, ViewTuple out) {
+            [](PyBuilder& self, int layer, int num_heads, int num_kv_heads, int head_dim, float scale,
+               std::int64_t window, float softcap, bool interleaved, bool logits_rows_only, MaybeView rotation,
+               ViewTuple q, ViewTuple k, ViewTuple v, ViewTuple out) {
                 require(window >= 0 && softcap >= 0, "window and softcap must not be negative");
                 const AttentionSpec spec = {
                     .num_heads = num_heads,
@@ -331,7 +255,8 @@ void bind_builder(nb::module_& m) {
                     .rotary_dim = rotation ? static_cast<int>(std::get<2>(*rotation)) : 0,
                     .interleaved = interleaved,
                 };
-                self.get().attention({spec, layer, logits_rows_only}, to_view(q), to_view(k), to_view(v), to_view(rotation), to_view(out));
+                self.get().attention({spec, layer, logits_rows_only}, to_view(q), to_view(k), to_view(v),
+                                     to_view(rotation), to_view(out));
             },
             nb::kw_only(), "layer"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "softcap"_a,
             "interleaved"_a, "logits_rows_only"_a, "rotation"_a.none(), "q"_a, "k"_a, "v"_a, "out"_a)
@@ -350,8 +275,8 @@ void bind_builder(nb::module_& m) {
             nb::kw_only(), "steps"_a, "inputs"_a, "vectors"_a, "out"_a)
         .def(
             "gather_rows",
-            [](PyBuilder& self, ViewTuple x, ViewTuple out) { self.get().gather_rows(to_view(x), to_view(out)); }, "x"_a,
-            "out"_a)
+            [](PyBuilder& self, ViewTuple x, ViewTuple out) { self.get().gather_rows(to_view(x), to_view(out)); },
+            "x"_a, "out"_a)
         .def(
             "permute",
             [](PyBuilder& self, ViewTuple x, int permutation, ViewTuple out) {
@@ -393,9 +318,9 @@ void bind_program(nb::module_& m) {
     nb::class_<PyProgram>(m, "Program", "A program ready to run. Not thread-safe.")
         .def_prop_ro("threads", [](PyProgram& self) { return self.get().threads(); })
         .def_prop_ro("instruction_set", [](PyProgram& self) { return std::string(self.get().kernels().name); })
-        .def("execute", &execute, nb::rv_policy::reference, "tokens"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
-             "query_start"_a.noconvert(), "context_len"_a.noconvert(), "block_table"_a.noconvert(),
-             "logits_rows"_a.noconvert(), "tree_mask"_a.noconvert().none(),
+        .def("execute", &execute, nb::rv_policy::reference, "tokens"_a.noconvert(), "positions"_a.noconvert(),
+             "slots"_a.noconvert(), "query_start"_a.noconvert(), "context_len"_a.noconvert(),
+             "block_table"_a.noconvert(), "logits_rows"_a.noconvert(), "tree_mask"_a.noconvert().none(),
              "Run one step; the arrays are those of StepPlan. The logits [R, V] are overwritten by the next step.")
         .def("move", &move, "source"_a.noconvert(), "target"_a.noconvert())
         .def("close", [](PyProgram& self) {

@@ -1,21 +1,15 @@
 #include "program/builder.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "kernels/kv_layout.h"
 #include "program/ops/attention_op.h"
+#include "program/require.h"
 
 namespace optimc {
 
 namespace {
-
-[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
-
-void require(bool ok, const std::string& message) {
-    if (!ok) fail(message);
-}
 
 std::string number(std::int64_t value) { return std::to_string(value); }
 
@@ -35,7 +29,8 @@ Builder::Builder(std::vector<KvLayerShape> layers, int block_size, KvType kv_typ
     require_size(capacity, "capacity");
     require(arena_bytes > 0 && arena_bytes < (std::int64_t{1} << 46), "arena of " + number(arena_bytes) + " bytes");
     for (const KvLayerShape& layer : layers_) {
-        require(layer.num_kv_heads > 0 && layer.num_kv_heads <= 4096 && layer.head_dim > 0 && layer.head_dim <= kMaxHeadDim,
+        require(layer.num_kv_heads > 0 && layer.num_kv_heads <= 4096 && layer.head_dim > 0 &&
+                    layer.head_dim <= kMaxHeadDim,
                 "a layer of " + number(layer.num_kv_heads) + " KV heads of " + number(layer.head_dim));
     }
     parts_.capacity = capacity;
@@ -48,7 +43,8 @@ int Builder::add_int_weight(const IntWeight& weight, std::int64_t bytes) {
     require_size(weight.features, "features");
     require_size(weight.group, "group");
     require(weight.bits == 4 || weight.bits == 8, "codes of " + number(weight.bits) + " bits");
-    require(weight.zero_point >= 0 && weight.zero_point < (1 << weight.bits), "zero point " + number(weight.zero_point));
+    require(weight.zero_point >= 0 && weight.zero_point < (1 << weight.bits),
+            "zero point " + number(weight.zero_point));
     const std::int64_t want = weight.panels() * weight.panel_bytes();
     require(bytes == want, number(bytes) + " bytes, want " + number(want));
     weights_.emplace_back(weight);
@@ -58,7 +54,8 @@ int Builder::add_int_weight(const IntWeight& weight, std::int64_t bytes) {
 int Builder::add_float_weight(const FloatWeight& weight, std::int64_t bytes) {
     require_size(weight.outputs, "outputs");
     require_size(weight.features, "features");
-    const std::int64_t want = weight.panels() * kPanelRows * weight.features * (weight.type == FloatType::float32 ? 4 : 2);
+    const std::int64_t element_bytes = weight.type == FloatType::float32 ? 4 : 2;
+    const std::int64_t want = weight.panels() * kPanelRows * weight.features * element_bytes;
     require(bytes == want, number(bytes) + " bytes, want " + number(want));
     weights_.emplace_back(weight);
     return static_cast<int>(weights_.size()) - 1;
@@ -218,7 +215,8 @@ void Builder::attention(const AttentionOptions& options, View q, View k, View v,
     const std::int64_t kv_width = std::int64_t{spec.num_kv_heads} * spec.head_dim;
     attentions_.push_back({spec, pool_->layer(layer), resolve(q, q_width, RowsKind::tokens),
                            resolve(k, kv_width, RowsKind::tokens), resolve(v, kv_width, RowsKind::tokens),
-                           resolve(rotation, rotary, RowsKind::tokens), resolve(out, q_width, RowsKind::tokens), options.logits_rows_only});
+                           resolve(rotation, rotary, RowsKind::tokens), resolve(out, q_width, RowsKind::tokens),
+                           options.logits_rows_only});
     parts_.ops.push_back(nullptr);  // made in `finish`, when the number of threads is known
 }
 
@@ -267,7 +265,8 @@ std::unique_ptr<Program> Builder::finish(int logits, const Kernels& kernels, int
     auto next = attentions_.begin();
     for (std::unique_ptr<Op>& op : parts_.ops) {
         if (op != nullptr) continue;
-        const auto known = std::find_if(plans.begin(), plans.end(), [&](const auto& plan) { return plan.first == next->spec; });
+        const auto known = std::find_if(plans.begin(), plans.end(),
+                                        [&](const auto& plan) { return plan.first == next->spec; });
         const bool is_new = known == plans.end();
         if (is_new) {
             plans.emplace_back(next->spec,

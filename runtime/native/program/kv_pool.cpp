@@ -1,14 +1,14 @@
 #include "program/kv_pool.h"
 
 #include <algorithm>
-#include <utility>
+#include <memory>
 
 #include "kernels/kv_layout.h"
 #include "kernels/kv_move.h"
 
 namespace optimc {
 
-KvPool::KvPool(std::vector<KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks)
+KvPool::KvPool(std::span<const KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks)
     : block_size_(block_size), num_blocks_(num_blocks) {
     std::int64_t total = 0;
     std::vector<std::int64_t> starts;

@@ -18,7 +18,7 @@ struct KvLayerShape {
 class KvPool {
   public:
     // P blocks of S slots for every layer. Memory is the system's until it is touched. Throws std::bad_alloc.
-    KvPool(std::vector<KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks);
+    KvPool(std::span<const KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks);
 
     // Bytes of one block over all layers, scales included.
     static std::int64_t block_bytes(std::span<const KvLayerShape> layers, int block_size, KvType type);

@@ -33,7 +33,7 @@ class Op {
     virtual ~Op() = default;
 
     // Called once per step, by one thread, before any operation runs.
-    virtual void prepare(const Step&, Workspace&, int /*threads*/) {}
+    virtual void prepare(const Step&, Workspace&) {}
 
     // Do `thread`'s part.
     virtual void run(const Context& context, int thread) = 0;

@@ -40,7 +40,7 @@ Program::Program(Parts parts, std::unique_ptr<KvPool> pool, const Kernels& kerne
       team_(threads) {}
 
 ConstRows Program::execute(const Step& step) {
-    for (const auto& op : ops_) op->prepare(step, workspace_, team_.size());
+    for (const auto& op : ops_) op->prepare(step, workspace_);
     const Context context = {kernels_, team_, workspace_, step};
     Job job = {ops_, context};
     team_.run(run_ops, &job);

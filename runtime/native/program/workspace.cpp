@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <cassert>
 #include <new>
 #include <utility>
 
@@ -50,7 +49,8 @@ Workspace::Workspace(std::vector<FloatBuffer> floats, std::vector<QuantizedBuffe
         replica_bytes_ += buffer.bytes(kReplicatedRows);
     }
     // Threads' private parts start on pages of their own.
-    private_bytes_ = (replica_bytes_ + aligned(scratch_bytes) + 4095) / 4096 * 4096;
+    constexpr auto page = static_cast<std::int64_t>(kPage);
+    private_bytes_ = (replica_bytes_ + aligned(scratch_bytes) + page - 1) / page * page;
     arena_ = allocate_aligned(arena_bytes);
     private_ = allocate_aligned(private_bytes_ * threads);
 }

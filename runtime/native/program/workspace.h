@@ -25,7 +25,9 @@ struct FloatBuffer {
     std::int64_t width;
     std::int64_t offset;  // bytes into the arena
 
-    std::int64_t bytes(std::int64_t capacity) const { return capacity * width * static_cast<std::int64_t>(sizeof(float)); }
+    std::int64_t bytes(std::int64_t capacity) const {
+        return capacity * width * static_cast<std::int64_t>(sizeof(float));
+    }
 };
 
 struct QuantizedBuffer {
@@ -79,6 +81,8 @@ class Workspace {
         return quantized(index).replicable && rows <= kReplicatedRows;
     }
     std::byte* scratch(int thread) const { return private_.get() + thread * private_bytes_ + replica_bytes_; }
+    // What buffers lie in. Whoever holds it may read their last contents after the workspace is gone.
+    std::shared_ptr<const std::byte[]> arena() const { return arena_; }
     // Room for the partial results of attention, shared by all threads; grows between steps, never within one.
     float* partials() const { return partials_.get(); }
     void reserve_partials(std::int64_t count);
@@ -89,7 +93,7 @@ class Workspace {
     std::int64_t capacity_;
     std::int64_t replica_bytes_ = 0;
     std::int64_t private_bytes_ = 0;
-    AlignedBytes arena_;
+    std::shared_ptr<std::byte[]> arena_;
     AlignedBytes private_;
     std::int64_t num_partials_ = 0;
     std::unique_ptr<float[]> partials_;

@@ -2,20 +2,27 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
+#include <new>
+#include <optional>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "sampling/cutoff.h"
 #include "sampling/draw.h"
 #include "sampling/philox.h"
 #include "sampling/row_max.h"
+#include "sampling/row_state.h"
 #include "sampling/sample_row.h"
 #include "sampling/softmax.h"
 #include "sampling/top_logits.h"
@@ -53,117 +60,123 @@ void require_length(const Vector<T>& values, std::size_t length, const char* nam
                                            std::to_string(length));
 }
 
-// Row r owns ids[start[r]:start[r + 1]].
-struct Ragged {
-    const std::int64_t* start;
-    const std::int32_t* ids;
-
-    std::span<const std::int32_t> row(std::size_t r) const {
-        return {ids + start[r], static_cast<std::size_t>(start[r + 1] - start[r])};
-    }
-};
-
-Ragged check_ragged(const Vector<std::int64_t>& start, const Vector<std::int32_t>& ids, std::size_t rows,
-                    std::int32_t vocab, const char* name) {
-    require_length(start, rows + 1, name);
-    const std::int64_t* offsets = start.data();
-    require(offsets[0] == 0 && offsets[rows] == static_cast<std::int64_t>(ids.shape(0)) &&
-                std::is_sorted(offsets, offsets + rows + 1),
-            std::string(name) + ": start must rise from 0 to the number of ids");
-    const bool in_range = std::all_of(ids.data(), ids.data() + ids.shape(0),
-                                      [=](std::int32_t id) { return 0 <= id && id < vocab; });
+std::vector<std::int32_t> checked_ids(const Vector<std::int32_t>& ids, std::int32_t vocab, const char* name) {
+    const std::span<const std::int32_t> given(ids.data(), ids.shape(0));
+    const bool in_range = std::all_of(given.begin(), given.end(), [=](std::int32_t id) { return 0 <= id && id < vocab; });
     require(in_range, std::string(name) + ": ids must be in [0, " + std::to_string(vocab) + ")");
-    return {offsets, ids.data()};
+    return {given.begin(), given.end()};
 }
 
-void check_params(const RowParams& params, std::int32_t vocab, std::size_t row) {
-    const bool ok = params.temperature >= 0 && params.top_k >= 0 && params.top_p > 0 && params.top_p <= 1 &&
-                    params.min_p >= 0 && params.min_p <= 1 && params.repetition_penalty > 0 &&
-                    params.num_logprobs >= -1 && params.num_logprobs <= vocab;
-    require(ok, "row " + std::to_string(row) + ": sampling parameters out of range");
+std::int32_t checked_vocab(std::size_t size) {
+    require(size > 0 && size < (1u << 30), "the vocabulary must be in [1, 2^30)");
+    return static_cast<std::int32_t>(size);
 }
 
-using SampleResult = std::tuple<Output<std::uint8_t>, Output<std::int32_t>, Output<float>, Output<std::int32_t>,
-                                Output<float>>;
-
-SampleResult sample_rows(Matrix logits, Vector<float> temperature, Vector<std::int32_t> top_k, Vector<float> top_p,
-                         Vector<float> min_p, Vector<float> repetition_penalty, Vector<float> presence_penalty,
-                         Vector<float> frequency_penalty, Vector<std::uint64_t> seed, Vector<std::uint64_t> position,
-                         Vector<std::int32_t> num_logprobs, Vector<std::int64_t> seen_start,
-                         Vector<std::int32_t> seen_ids, Vector<std::int32_t> seen_counts,
-                         Vector<std::int64_t> bias_start, Vector<std::int32_t> bias_ids, Vector<float> bias_values,
-                         Vector<std::int64_t> banned_start, Vector<std::int32_t> banned_ids) {
-    const std::size_t rows = logits.shape(0);
-    require(logits.shape(1) > 0 && logits.shape(1) < (1u << 30), "logits: vocabulary must be in [1, 2^30)");
-    const auto vocab = static_cast<std::int32_t>(logits.shape(1));
-    require_length(temperature, rows, "temperature");
-    require_length(top_k, rows, "top_k");
-    require_length(top_p, rows, "top_p");
-    require_length(min_p, rows, "min_p");
-    require_length(repetition_penalty, rows, "repetition_penalty");
-    require_length(presence_penalty, rows, "presence_penalty");
-    require_length(frequency_penalty, rows, "frequency_penalty");
-    require_length(seed, rows, "seed");
-    require_length(position, rows, "position");
-    require_length(num_logprobs, rows, "num_logprobs");
-    require_length(seen_counts, seen_ids.shape(0), "seen_counts");
+void make_state(RowState* place, std::size_t vocab_size, float temperature, std::int32_t top_k, float top_p, float min_p,
+                float repetition_penalty, float presence_penalty, float frequency_penalty, std::uint64_t seed,
+                std::int32_t num_logprobs, Vector<std::int32_t> bias_ids, Vector<float> bias_values,
+                Vector<std::int32_t> stop_ids, std::uint64_t min_tokens) {
+    const std::int32_t vocab = checked_vocab(vocab_size);
     require_length(bias_values, bias_ids.shape(0), "bias_values");
-    const Ragged seen = check_ragged(seen_start, seen_ids, rows, vocab, "seen");
-    const Ragged bias = check_ragged(bias_start, bias_ids, rows, vocab, "bias");
-    const Ragged banned = check_ragged(banned_start, banned_ids, rows, vocab, "banned");
+    const RowParams fixed{
+        .temperature = temperature,
+        .top_k = top_k,
+        .top_p = top_p,
+        .min_p = min_p,
+        .repetition_penalty = repetition_penalty,
+        .presence_penalty = presence_penalty,
+        .frequency_penalty = frequency_penalty,
+        .seed = seed,
+        .position = 0,
+        .seen_tokens = {},
+        .seen_counts = {},
+        .bias_tokens = {},
+        .biases = {},
+        .banned_tokens = {},
+        .num_logprobs = num_logprobs,
+    };
+    const bool ok = temperature >= 0 && top_k >= 0 && top_p > 0 && top_p <= 1 && min_p >= 0 && min_p <= 1 &&
+                    repetition_penalty > 0 && num_logprobs >= -1 && num_logprobs <= vocab;
+    require(ok, "sampling parameters out of range");
+    new (place) RowState(vocab, fixed, checked_ids(bias_ids, vocab, "bias_ids"),
+                         {bias_values.data(), bias_values.data() + bias_values.shape(0)},
+                         checked_ids(stop_ids, vocab, "stop_ids"), min_tokens);
+}
 
-    std::vector<RowParams> params;
-    params.reserve(rows);
+void remember(RowState& state, Vector<std::int32_t> prompt) {
+    const std::vector<std::int32_t> ids = checked_ids(prompt, state.vocab(), "prompt");
+    state.remember(ids.data(), ids.size());
+}
+
+void accept(RowState& state, std::int32_t token) {
+    require(0 <= token && token < state.vocab(), "token: must be in [0, " + std::to_string(state.vocab()) + ")");
+    state.accept(token);
+}
+
+Output<std::int32_t> copy_of(std::span<const std::int32_t> values) {
+    return make_output(std::vector<std::int32_t>(values.begin(), values.end()), {values.size()});
+}
+
+// (logprob of the chosen token, [(id, logprob) of the likeliest])
+using LogprobReport = std::tuple<float, std::vector<std::pair<std::int32_t, float>>>;
+// (row, status) of the first row that has no token
+using Failure = std::pair<std::size_t, int>;
+using SampleResult = std::tuple<std::vector<std::int32_t>, std::vector<std::optional<LogprobReport>>,
+                                std::optional<Failure>>;
+
+SampleResult sample_rows(Matrix logits, nb::typed<nb::list, RowState> states) {
+    const std::size_t rows = logits.shape(0);
+    const std::int32_t vocab = checked_vocab(logits.shape(1));
+    require(states.size() == rows, std::to_string(rows) + " rows of logits for " + std::to_string(states.size()) +
+                                       " states");
+    std::vector<const RowParams*> params(rows);
     std::size_t width = 0;
+    std::size_t passes = 0;  // over a row of logits, roughly
+    bool wants_logprobs = false;
     for (std::size_t r = 0; r < rows; ++r) {
-        const auto seen_row = seen.row(r);
-        const auto bias_row = bias.row(r);
-        params.push_back({
-            .temperature = temperature.data()[r],
-            .top_k = top_k.data()[r],
-            .top_p = top_p.data()[r],
-            .min_p = min_p.data()[r],
-            .repetition_penalty = repetition_penalty.data()[r],
-            .presence_penalty = presence_penalty.data()[r],
-            .frequency_penalty = frequency_penalty.data()[r],
-            .seed = seed.data()[r],
-            .position = position.data()[r],
-            .seen_tokens = seen_row,
-            .seen_counts = {seen_counts.data() + seen.start[r], seen_row.size()},
-            .bias_tokens = bias_row,
-            .biases = {bias_values.data() + bias.start[r], bias_row.size()},
-            .banned_tokens = banned.row(r),
-            .num_logprobs = num_logprobs.data()[r],
-        });
-        check_params(params.back(), vocab, r);
-        width = std::max(width, static_cast<std::size_t>(std::max(0, params.back().num_logprobs)));
+        if (!nb::isinstance<RowState>(states[r])) throw nb::type_error("states: every item must be a RowState");
+        const RowState& state = *nb::inst_ptr<RowState>(states[r]);
+        require(state.vocab() == vocab, "row " + std::to_string(r) + ": logits have " + std::to_string(vocab) +
+                                            " columns, its state " + std::to_string(state.vocab()));
+        params[r] = &state.params();
+        wants_logprobs |= params[r]->num_logprobs >= 0;
+        passes += params[r]->temperature > 0 || params[r]->num_logprobs >= 0 ? 10 : 1;
+        width = std::max(width, static_cast<std::size_t>(std::max(0, params[r]->num_logprobs)));
     }
 
-    std::vector<std::uint8_t> status(rows);
     std::vector<std::int32_t> tokens(rows);
     std::vector<float> logprobs(rows);
     std::vector<std::int32_t> top_tokens(rows * width);
     std::vector<float> top_logprobs(rows * width);
+    std::optional<Failure> failure;
     {
-        nb::gil_scoped_release release;
+        // A tenth of a millisecond's work is worth letting go of the interpreter; for less, getting it back, which may
+        // take as long as whoever takes it likes, costs more.
+        std::optional<nb::gil_scoped_release> release;
+        if (passes * static_cast<std::size_t>(vocab) > std::size_t{1} << 20) release.emplace();
         thread_local RowScratch scratch;
         scratch.reserve(vocab);
-        for (std::size_t r = 0; r < rows; ++r) {
+        for (std::size_t r = 0; r < rows && !failure; ++r) {
             const RowResult result{&tokens[r], &logprobs[r], top_tokens.data() + r * width,
                                    top_logprobs.data() + r * width};
             const float* row = logits.data() + r * static_cast<std::size_t>(vocab);
-            status[r] = static_cast<std::uint8_t>(sample_row(row, vocab, params[r], scratch, result));
+            const RowStatus status = sample_row(row, vocab, *params[r], scratch, result);
+            if (status != RowStatus::ok) failure = {r, static_cast<int>(status)};
         }
     }
-    return {make_output(std::move(status), {rows}), make_output(std::move(tokens), {rows}),
-            make_output(std::move(logprobs), {rows}), make_output(std::move(top_tokens), {rows, width}),
-            make_output(std::move(top_logprobs), {rows, width})};
+
+    std::vector<std::optional<LogprobReport>> reports(wants_logprobs && !failure ? rows : 0);
+    for (std::size_t r = 0; r < reports.size(); ++r) {
+        if (params[r]->num_logprobs < 0) continue;
+        LogprobReport& report = reports[r].emplace(logprobs[r], 0);
+        for (std::size_t n = r * width; n < r * width + static_cast<std::size_t>(params[r]->num_logprobs); ++n) {
+            std::get<1>(report).emplace_back(top_tokens[n], top_logprobs[n]);
+        }
+    }
+    return {std::move(tokens), std::move(reports), failure};
 }
 
-std::int32_t vocab_of(const Row& row) {
-    require(row.shape(0) > 0 && row.shape(0) < (1u << 30), "row: length must be in [1, 2^30)");
-    return static_cast<std::int32_t>(row.shape(0));
-}
+std::int32_t vocab_of(const Row& row) { return checked_vocab(row.shape(0)); }
 
 // The kernels one by one, each beside its scalar reference, for tests.
 void bind_kernels(nb::module_& m) {
@@ -265,12 +278,20 @@ void bind_sampling(nb::module_& m) {
     m.attr("STATUS_OK") = static_cast<int>(optimc::RowStatus::ok);
     m.attr("STATUS_NAN") = static_cast<int>(optimc::RowStatus::nan);
     m.attr("STATUS_EMPTY") = static_cast<int>(optimc::RowStatus::empty);
-    m.def("sample_rows", optimc::sample_rows, "logits"_a.noconvert(), nb::kw_only(), "temperature"_a.noconvert(),
-          "top_k"_a.noconvert(), "top_p"_a.noconvert(), "min_p"_a.noconvert(), "repetition_penalty"_a.noconvert(),
-          "presence_penalty"_a.noconvert(), "frequency_penalty"_a.noconvert(), "seed"_a.noconvert(),
-          "position"_a.noconvert(), "num_logprobs"_a.noconvert(), "seen_start"_a.noconvert(),
-          "seen_ids"_a.noconvert(), "seen_counts"_a.noconvert(), "bias_start"_a.noconvert(),
-          "bias_ids"_a.noconvert(), "bias_values"_a.noconvert(), "banned_start"_a.noconvert(),
-          "banned_ids"_a.noconvert());
+    nb::class_<optimc::RowState>(m, "RowState")
+        .def("__init__", optimc::make_state, "vocab_size"_a, nb::kw_only(), "temperature"_a, "top_k"_a = 0,
+             "top_p"_a = 1.0f, "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f, "presence_penalty"_a = 0.0f,
+             "frequency_penalty"_a = 0.0f, "seed"_a = 0, "num_logprobs"_a = -1, "bias_ids"_a.noconvert(),
+             "bias_values"_a.noconvert(), "stop_ids"_a.noconvert(), "min_tokens"_a = 0)
+        .def("remember", optimc::remember, "prompt"_a.noconvert())
+        .def("accept", optimc::accept, "token"_a)
+        .def_prop_ro("position", [](const optimc::RowState& state) { return state.params().position; })
+        .def_prop_ro("seen_ids",
+                     [](const optimc::RowState& state) { return optimc::copy_of(state.params().seen_tokens); },
+                     nb::rv_policy::move)
+        .def_prop_ro("seen_counts",
+                     [](const optimc::RowState& state) { return optimc::copy_of(state.params().seen_counts); },
+                     nb::rv_policy::move);
+    m.def("sample_rows", optimc::sample_rows, "logits"_a.noconvert(), "states"_a);
     optimc::bind_kernels(m);
 }

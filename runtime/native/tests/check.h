@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace optimc::test {
@@ -34,7 +36,7 @@ inline void check(bool ok, const std::string& what, const char* file, int line) 
     std::printf("  %s:%d: %s\n", file, line, what.c_str());
 }
 
-// Largest |a - b| over n elements, relative to the largest |b|.
+// Largest |a - b| over n elements, relative to the largest |b|. NaN equals NaN, and is infinitely far from the rest.
 inline double relative_error(const float* a, const float* b, std::size_t n) {
     double worst = 0, size = 1e-30;
     for (std::size_t i = 0; i < n; ++i) {
@@ -51,9 +53,10 @@ inline double relative_error(const float* a, const float* b, std::size_t n) {
 #define OPTIMC_CONCAT2(a, b) a##b
 #define OPTIMC_CONCAT(a, b) OPTIMC_CONCAT2(a, b)
 // TEST("fires once") { ... }
-#define TEST(name)                                                                                     \
-    static void OPTIMC_CONCAT(test_body_, __LINE__)();                                                 \
-    static const optimc::test::Register OPTIMC_CONCAT(test_register_, __LINE__)(name, OPTIMC_CONCAT(test_body_, __LINE__)); \
+#define TEST(name)                                                               \
+    static void OPTIMC_CONCAT(test_body_, __LINE__)();                           \
+    static const optimc::test::Register OPTIMC_CONCAT(test_register_, __LINE__)( \
+        name, OPTIMC_CONCAT(test_body_, __LINE__));                              \
     static void OPTIMC_CONCAT(test_body_, __LINE__)()
 #define CHECK(condition) optimc::test::check((condition), #condition, __FILE__, __LINE__)
 #define CHECK_MESSAGE(condition, message) optimc::test::check((condition), (message), __FILE__, __LINE__)

@@ -4,9 +4,12 @@
 #include <immintrin.h>
 #endif
 #include <sched.h>
+#include <unistd.h>
 
 #include <cassert>
 #include <chrono>
+#include <stdexcept>
+#include <utility>
 
 namespace optimc {
 
@@ -16,6 +19,8 @@ namespace {
 constexpr int kSpins = 400;
 // Longer than the gap between two steps of a busy engine.
 constexpr auto kYielding = std::chrono::milliseconds(2);
+// Reading the clock after every yield would cost more than it tells.
+constexpr int kYieldsPerLook = 16;
 
 void relax() {
 #if defined(__x86_64__)
@@ -34,15 +39,15 @@ void WaitCounter::wait_past(std::uint32_t old) {
     }
     const auto start = std::chrono::steady_clock::now();
     do {
-        for (int i = 0; i < 16; ++i) {
+        for (int i = 0; i < kYieldsPerLook; ++i) {
             if (value_.load(std::memory_order_acquire) != old) return;
             sched_yield();
         }
     } while (std::chrono::steady_clock::now() - start < kYielding);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    // Returns once the value has changed, never before.
     value_.wait(old, std::memory_order_seq_cst);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
-    while (value_.load(std::memory_order_acquire) == old) value_.wait(old, std::memory_order_acquire);
 }
 
 void WaitCounter::advance() {
@@ -51,19 +56,36 @@ void WaitCounter::advance() {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) value_.notify_all();
 }
 
-ThreadTeam::ThreadTeam(int threads) : size_(threads) {
+ThreadTeam::ThreadTeam(int threads) : size_(threads), process_(getpid()) {
     assert(threads >= 1);
     workers_.reserve(static_cast<std::size_t>(threads - 1));
-    for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+    try {
+        for (int thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+    } catch (...) {
+        stop();  // those that did start; the destructor will not run
+        throw;
+    }
 }
 
 ThreadTeam::~ThreadTeam() {
+    if (process_ == getpid()) {
+        stop();
+    } else {
+        // In a child process there is nothing to join, and a joinable std::thread must not be destroyed.
+        new std::vector<std::thread>(std::move(workers_));
+    }
+}
+
+void ThreadTeam::stop() {
     stopping_ = true;
     started_.advance();
     for (std::thread& worker : workers_) worker.join();
 }
 
 void ThreadTeam::run(void (*body)(void*, int), void* argument) {
+    if (size_ > 1 && process_ != getpid()) {
+        throw std::invalid_argument("the threads stayed in the process that started them; load the plan after the fork");
+    }
     body_ = body;
     argument_ = argument;
     started_.advance();

@@ -1,9 +1,10 @@
 // A fixed set of threads that work on one thing together, step after step.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <thread>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace optimc {
 // costs nanoseconds while its mates are about to be done and nothing when they are not.
 class WaitCounter {
   public:
-    // Return once the value is no longer `old`.
+    // Return once the value is no longer `old`. What was written before the `advance` that changed it is visible then.
     void wait_past(std::uint32_t old);
     // Add one and wake whoever waits.
     void advance();
@@ -27,6 +28,7 @@ class WaitCounter {
 // The calling thread is thread 0. One caller at a time.
 class ThreadTeam {
   public:
+    // Throws std::system_error if the system does not start that many.
     explicit ThreadTeam(int threads);
     ~ThreadTeam();
     ThreadTeam(const ThreadTeam&) = delete;
@@ -34,7 +36,8 @@ class ThreadTeam {
 
     int size() const { return size_; }
 
-    // Call body(argument, thread) on every thread and return when all have returned. It must not throw.
+    // Call body(argument, thread) on every thread and return when all have returned. It must not throw. Throws
+    // std::invalid_argument in a child process: a fork takes none of the other threads along.
     void run(void (*body)(void*, int), void* argument);
 
     // Inside `run`: return once all threads have called it. What they wrote before is visible after.
@@ -42,8 +45,10 @@ class ThreadTeam {
 
   private:
     void work(int thread);
+    void stop();
 
     const int size_;
+    const pid_t process_;
     std::vector<std::thread> workers_;
     void (*body_)(void*, int) = nullptr;
     void* argument_ = nullptr;

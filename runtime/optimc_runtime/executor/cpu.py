@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from optimc.errors import EngineError, PlanCorruptError, PlanTargetError
+from optimc.errors import ConfigError, EngineError, Fault, PlanCorruptError, PlanTargetError
 from optimc.plan import Plan
 from optimc.plan.cpu_program import CpuProgram
 from optimc_runtime import _native
@@ -16,6 +16,8 @@ from optimc_runtime.executor.cpu_assembly import assemble
 from optimc_runtime.executor.pool_memory import check_pool_memory
 
 BACKEND = "cpu"
+MAX_THREADS = 1024
+"""What the native program takes."""
 
 
 class CpuExecutor:
@@ -29,13 +31,19 @@ class CpuExecutor:
 
         `kv_memory_bytes` defaults to the manifest's, `threads` to one per physical core. Raises PlanTargetError if the
         plan wants another backend or a cache type this one lacks, the memory does not hold one block or exceeds the
-        machine's, or OPTIMC_ISA names a set this machine lacks; PlanCorruptError if its program is damaged.
+        machine's, the system does not start that many threads, or OPTIMC_ISA names a set this machine lacks;
+        PlanCorruptError if its program is damaged; ConfigError for a number of threads that is none.
         """
+        threads = usable_cores() if threads is None else threads
+        if not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
+            fault = Fault("threads", f"must be an integer from 1 to {MAX_THREADS}, got {threads!r}")
+            raise ConfigError("engine options", [fault])
         manifest = plan.manifest
         if manifest.target.backend != BACKEND:
             raise PlanTargetError(f"{plan.path}: built for '{manifest.target.backend}', this is the {BACKEND} executor")
-        for name, wanted in manifest.target.requirements.items():
-            raise PlanTargetError(f"{plan.path}: requires {name} {wanted}, which this optimc cannot check; update it")
+        if manifest.target.requirements:
+            unknown = ", ".join(f"{name} {wanted}" for name, wanted in manifest.target.requirements.items())
+            raise PlanTargetError(f"{plan.path}: requires {unknown}, which this optimc cannot check; update it")
         program = _parse(plan)
         kv = manifest.kv
         try:
@@ -50,9 +58,7 @@ class CpuExecutor:
         memory = manifest.limits.kv_memory_bytes if kv_memory_bytes is None else kv_memory_bytes
         num_blocks = check_pool_memory(plan.path, memory, bytes_per_block, kv.block_size)
         self._pool = KvPoolInfo(num_blocks, kv.block_size, bytes_per_block)
-        self._program = assemble(
-            plan, program, num_blocks=num_blocks, threads=threads or usable_cores(), instruction_set=instruction_set
-        )
+        self._program = assemble(plan, program, num_blocks=num_blocks, threads=threads, instruction_set=instruction_set)
 
     @property
     def pool(self) -> KvPoolInfo:
@@ -62,8 +68,7 @@ class CpuExecutor:
     @property
     def instruction_set(self) -> str:
         """The set whose kernels run."""
-        name: str = self._program.instruction_set
-        return name
+        return self._program.instruction_set
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises EngineError if its arrays reach outside the pool, the program or the vocabulary."""
@@ -74,7 +79,7 @@ class CpuExecutor:
                 plan.slots,
                 plan.query_start,
                 plan.context_len,
-                np.ascontiguousarray(plan.block_table),
+                np.ascontiguousarray(plan.block_table),  # may be columns of a wider table
                 plan.logits_rows,
                 plan.tree_mask,
             )
@@ -83,11 +88,18 @@ class CpuExecutor:
         return StepResult(logits)
 
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
-        """Copy K/V rows between slots, as if all were read before any is written."""
-        self._program.move(src_slots, dst_slots)
+        """Copy K/V rows between slots, as if all were read before any is written.
+
+        Raises EngineError if one reaches outside the pool.
+        """
+        try:
+            self._program.move(src_slots, dst_slots)
+        except ValueError as error:
+            raise EngineError(f"move of {len(src_slots)} slots: {error}") from error
 
     def close(self) -> None:
-        """Release the pool, the threads and the weights. The executor cannot be used afterwards."""
+        """Release the pool, the threads and the weights. The executor cannot be used afterwards, the last step's
+        logits can."""
         self._program.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.errors import PlanCorruptError
+from optimc.errors import PlanCorruptError, PlanTargetError
 from optimc.plan import Plan
 from optimc.plan.cpu_program import (
     Attention,
@@ -37,7 +37,11 @@ from optimc_runtime import _native
 def assemble(
     plan: Plan, program: CpuProgram, *, num_blocks: int, threads: int, instruction_set: str
 ) -> _native.Program:
-    """Return the program ready to run. Raises PlanCorruptError naming the weight or operation that does not fit."""
+    """Return the program ready to run.
+
+    Raises PlanCorruptError naming the weight or operation that does not fit, PlanTargetError if the system does not
+    start that many threads.
+    """
     kv = plan.manifest.kv
     with _Blame(plan, "its KV cache and arena"):
         builder = _native.ProgramBuilder(
@@ -64,7 +68,10 @@ def assemble(
     with _Blame(plan, "its logits"):
         if plan.manifest.model.vocab_size != _logits_width(program):
             raise ValueError(f"{_logits_width(program)} wide, the vocabulary has {plan.manifest.model.vocab_size}")
-        return builder.finish(program.logits, threads=threads, instruction_set=instruction_set)
+        try:
+            return builder.finish(program.logits, threads=threads, instruction_set=instruction_set)
+        except RuntimeError as error:
+            raise PlanTargetError(f"{plan.path}: {threads} threads: {error}; ask for fewer") from error
 
 
 class _Blame:
@@ -136,26 +143,26 @@ def _add_op(builder: _native.ProgramBuilder, op: Op, weights: Mapping[str, int])
             builder.norm(
                 _view(op.x),
                 weight=weights[op.weight],
-                bias=_weight(op.bias, weights),
+                bias=_optional_weight(op.bias, weights),
                 epsilon=op.epsilon,
                 heads=op.heads,
                 centred=op.centred,
-                before=_maybe(op.before),
-                after=_maybe(op.after),
-                sum=_maybe(op.sum),
-                out=_maybe(op.out),
+                before=_optional_view(op.before),
+                after=_optional_view(op.after),
+                sum=_optional_view(op.sum),
+                out=_optional_view(op.out),
                 quantized=op.quantized,
-                permutation=_weight(op.permutation, weights),
+                permutation=_optional_weight(op.permutation, weights),
             )
         case Quantize():
-            builder.quantize(_view(op.x), quantized=op.quantized, permutation=_weight(op.permutation, weights))
+            builder.quantize(_view(op.x), quantized=op.quantized, permutation=_optional_weight(op.permutation, weights))
         case Linear():
             builder.linear(
-                x=_maybe(op.x),
+                x=_optional_view(op.x),
                 quantized=op.quantized,
                 weight=weights[op.weight],
-                bias=_weight(op.bias, weights),
-                residual=_maybe(op.residual),
+                bias=_optional_weight(op.bias, weights),
+                residual=_optional_view(op.residual),
                 gate=op.gate,
                 out=_view(op.out),
             )
@@ -172,7 +179,7 @@ def _add_op(builder: _native.ProgramBuilder, op: Op, weights: Mapping[str, int])
                 softcap=op.softcap,
                 interleaved=op.interleaved,
                 logits_rows_only=op.logits_rows_only,
-                rotation=_maybe(op.rotation),
+                rotation=_optional_view(op.rotation),
                 q=_view(op.q),
                 k=_view(op.k),
                 v=_view(op.v),
@@ -195,9 +202,9 @@ def _view(view: View) -> tuple[int, int, int]:
     return view.buffer, view.column, view.width
 
 
-def _maybe(view: View | None) -> tuple[int, int, int] | None:
+def _optional_view(view: View | None) -> tuple[int, int, int] | None:
     return None if view is None else _view(view)
 
 
-def _weight(name: str | None, weights: Mapping[str, int]) -> int | None:
+def _optional_weight(name: str | None, weights: Mapping[str, int]) -> int | None:
     return None if name is None else weights[name]

@@ -4,7 +4,7 @@
 
 namespace optimc {
 
-void AttentionOp::prepare(const Step& step, Workspace& workspace, int /*threads*/) {
+void AttentionOp::prepare(const Step& step, Workspace& workspace) {
     if (fills_plan_) {
         plan_->fill(step.layout);
         workspace.reserve_partials(plan_->partial_floats());

@@ -19,7 +19,7 @@ class AttentionOp final : public Op {
         : spec_(spec), cache_(cache), plan_(std::move(plan)), fills_plan_(fills_plan), q_(q), k_(k), v_(v),
           rotation_(rotation), out_(out), logits_rows_only_(logits_rows_only) {}
 
-    void prepare(const Step& step, Workspace& workspace, int threads) override;
+    void prepare(const Step& step, Workspace& workspace) override;
     void run(const Context& context, int thread) override;
     std::size_t scratch_bytes(const Kernels& kernels) const override { return kernels.attention_scratch(spec_); }
 

@@ -12,8 +12,8 @@ struct Part {
     Range panels;
 };
 
-// Many rows are split first: a thread then finds the rows it wrote itself in its own cache, and reading the panels' weights
-// once more costs little beside so many products. Few rows are not, so that every weight is read once.
+// Many rows are split first: a thread then finds the rows it wrote itself in its own cache, and reading the panels'
+// weights once more costs little beside so many products. Few rows are not, so that every weight is read once.
 Part my_part(std::int64_t rows, std::int64_t units, std::int64_t panels_per_unit, int thread, int threads) {
     constexpr std::int64_t kFewestRows = 96;
     int row_parts = 1;
@@ -26,8 +26,8 @@ Part my_part(std::int64_t rows, std::int64_t units, std::int64_t panels_per_unit
             {unit_range.begin * panels_per_unit, unit_range.end * panels_per_unit}};
 }
 
-// The products with each term of a quantized buffer, added up. Few panels at a time, so that the second term finds them in
-// the cache.
+// The products with each term of a quantized buffer, added up. Few panels at a time, so that the second term finds them
+// in the cache.
 void run_terms(const Context& context, const IntWeight& weight, int quantized, std::int64_t num_rows, Range rows,
                Range panels, Epilogue epilogue, int thread) {
     constexpr std::int64_t kBytesAtOnce = 128 << 10;
@@ -67,8 +67,8 @@ void LinearOp::run(const Context& context, int thread) {
         if (const int* quantized = std::get_if<int>(&x_)) {
             run_terms(context, *codes, *quantized, rows, part.rows, part.panels, epilogue, thread);
         } else {
-            context.kernels.linear_int_exact(*codes, workspace.const_rows(std::get<View>(x_)), epilogue, part.rows.begin,
-                                             part.rows.end, part.panels.begin, part.panels.end,
+            context.kernels.linear_int_exact(*codes, workspace.const_rows(std::get<View>(x_)), epilogue,
+                                             part.rows.begin, part.rows.end, part.panels.begin, part.panels.end,
                                              workspace.scratch(thread));
         }
     } else {

@@ -1,4 +1,4 @@
-// A product with a weight, split over threads by panels of output features and, where those are few, by rows too.
+// A product with a weight, split over threads by panels of output features and, where rows are many, by rows first.
 #pragma once
 
 #include <optional>

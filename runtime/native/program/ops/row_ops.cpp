@@ -22,10 +22,10 @@ ConstRows optional_rows(const Context& context, const std::optional<View>& view)
     return view ? context.workspace.const_rows(*view) : ConstRows{nullptr, 0};
 }
 
-// Round row `row` of x into a quantized buffer of a step with `num_rows` rows. `remainder` has room for a row if the buffer
-// has two terms.
-void quantize_row(const Context& context, ConstRows x, const std::int32_t* permutation, int index, std::int64_t num_rows,
-                  std::int64_t row, int thread, float* remainder) {
+// Round row `row` of x into a quantized buffer of a step with `num_rows` rows. `remainder` has room for a row if the
+// buffer has two terms.
+void quantize_row(const Context& context, ConstRows x, const std::int32_t* permutation, int index,
+                  std::int64_t num_rows, std::int64_t row, int thread, float* remainder) {
     const QuantizedBuffer& buffer = context.workspace.quantized(index);
     const QuantizedRows first = context.workspace.quantized_rows(index, num_rows, thread);
     context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation, first, row, row + 1);
@@ -97,7 +97,8 @@ void QuantizeOp::run(const Context& context, int thread) {
     const ConstRows x = context.workspace.const_rows(x_);
     if (buffer.terms == 1) {
         context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation_,
-                                      context.workspace.quantized_rows(quantized_, num_rows, thread), rows.begin, rows.end);
+                                      context.workspace.quantized_rows(quantized_, num_rows, thread), rows.begin,
+                                      rows.end);
         return;
     }
     auto* remainder = reinterpret_cast<float*>(context.workspace.scratch(thread));

@@ -78,8 +78,8 @@ class RotationOp final : public Op {
 
 class ElementwiseOperation final : public Op {
   public:
-    ElementwiseOperation(std::vector<ElementwiseStep> steps, std::vector<View> inputs, std::vector<const float*> vectors,
-                         View out)
+    ElementwiseOperation(std::vector<ElementwiseStep> steps, std::vector<View> inputs,
+                         std::vector<const float*> vectors, View out)
         : steps_(std::move(steps)), inputs_(std::move(inputs)), vectors_(std::move(vectors)), out_(out) {}
     void run(const Context& context, int thread) override;
 
