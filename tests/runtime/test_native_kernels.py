@@ -13,6 +13,9 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "runtime" / "native"
 LISTED_FLAGS = Path("/proc/cpuinfo")
 
+# Compiling takes half a minute on two idle cores, with sanitizers several; a busy machine takes longer.
+pytestmark = pytest.mark.timeout(1800)
+
 
 def run(*command: str | Path) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -78,7 +81,6 @@ def test_no_inline_function_crosses_instruction_sets(program: Path, name: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_kernels_run_clean_under_sanitizers(tmp_path: Path, sanitizers: str) -> None:
     output = run(build(tmp_path, sanitizers))

@@ -18,7 +18,7 @@ struct GroupScales {
 
 // Only keys [begin, end) of the chunk are there; lanes beside them hold anything.
 struct Chunk {
-    int first = -1;  // index of the chunk's first key
+    int first;  // index of the chunk's first key
     int begin;
     int end;
     KvType type;  // of the elements that `keys` and `values` point to: the cache's, or float32 after widening

@@ -35,8 +35,8 @@ struct RowBlock {
     const int group;
     const std::int64_t first;
     QueryRows rows;
+    Chunk* chunks;  // the current one and the next
     bool causal = true;  // all of them
-    Chunk chunks[2] = {};  // the current one and the next
 
     int query_of(int r) const { return item.query_begin + static_cast<int>((first + r) / group); }
     int head_of(int r) const { return item.kv_head * group + static_cast<int>((first + r) % group); }
@@ -135,14 +135,17 @@ struct RowBlock {
 void attention_item(const AttentionCall& call, const AttentionItem& item, float* partials, std::byte* scratch) {
     const int group = call.spec.num_heads / call.spec.num_kv_heads;
     const std::int64_t rows = static_cast<std::int64_t>(item.query_end - item.query_begin) * group;
+    Chunk chunks[2];
     for (std::int64_t first = 0; first < rows; first += kBlockRows) {
+        chunks[0].first = chunks[1].first = -1;
         RowBlock block{call,
                        item,
                        step_sequence(*call.step, item.sequence),
                        {call.cache, kv_parts(call.cache), item.kv_head},
                        group,
                        first,
-                       {}};
+                       {},
+                       chunks};
         place_rows(call.spec.head_dim, scratch, block.rows);
         block.rows.count = static_cast<int>(rows - first < kBlockRows ? rows - first : kBlockRows);
         block.run(partials);

@@ -18,8 +18,15 @@ inline void rotate(const AttentionSpec& spec, const float* x, const float* table
             out[2 * i + 1] = b * table[i] + a * sine[i];
         }
     } else {
-        for (int i = 0; i < half; i += kLanes) {
-            const int n = half - i < kLanes ? half - i : kLanes;
+        // Whole vectors are not stored through a mask: what reads them next would wait for it.
+        int i = 0;
+        for (; i + kLanes <= half; i += kLanes) {
+            const Vec a = load(x + i), b = load(x + half + i), c = load(table + i), s = load(sine + i);
+            store(out + i, a * c - b * s);
+            store(out + half + i, b * c + a * s);
+        }
+        if (i < half) {
+            const int n = half - i;
             const Vec a = load_first(x + i, n), b = load_first(x + half + i, n);
             const Vec c = load_first(table + i, n), s = load_first(sine + i, n);
             store_first(out + i, a * c - b * s, n);

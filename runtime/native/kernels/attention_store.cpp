@@ -71,34 +71,38 @@ struct Slot {
     std::uint8_t* head;
     std::int64_t offset;  // in the block
 
-    float* scales(std::int64_t part) const { return (float*)(head + part) + offset; }
-    std::uint8_t* key(std::int64_t row) const {
-        const std::int64_t element = layer.type == KvType::int4 ? 1 : kv_type_bits(layer.type) / 8;
-        return head + row * kv_key_row_bytes(layer.type, layer.block_size) + offset * element;
-    }
+    float* scale(std::int64_t part) const { return (float*)(head + part) + offset; }
     std::uint8_t* value() const {
         return head + parts.values + offset * kv_value_row_bytes(layer.type, layer.head_dim);
+    }
+    // Write rows [0, count) of the column that is the slot's key.
+    template <class T, class Element>
+    void write_key(int count, const Element& element) const {
+        T* column = (T*)head + offset;
+        const std::int64_t stride = layer.block_size;
+        for (int row = 0; row < count; ++row) column[row * stride] = element(row);
     }
 };
 
 void store_float32(const Slot& slot, const float* key, const float* value) {
-    for (int d = 0; d < slot.layer.head_dim; ++d) *(float*)slot.key(d) = key[d];
-    float* out = (float*)slot.value();
-    for (int d = 0; d < slot.layer.head_dim; ++d) out[d] = value[d];
+    const int dim = slot.layer.head_dim;
+    slot.write_key<float>(dim, [&](int d) { return key[d]; });
+    std::memcpy(slot.value(), value, static_cast<std::size_t>(dim) * sizeof(float));
 }
 
 void store_bfloat16(const Slot& slot, const float* key, const float* value) {
-    for (int d = 0; d < slot.layer.head_dim; ++d) *(std::uint16_t*)slot.key(d) = narrow_bf16(key[d]);
+    const int dim = slot.layer.head_dim;
+    slot.write_key<std::uint16_t>(dim, [&](int d) { return narrow_bf16(key[d]); });
     std::uint16_t* out = (std::uint16_t*)slot.value();
-    for (int d = 0; d < slot.layer.head_dim; ++d) out[d] = narrow_bf16(value[d]);
+    for (int d = 0; d < dim; ++d) out[d] = narrow_bf16(value[d]);
 }
 
 void store_int8(const Slot& slot, const float* key, const float* value) {
     const int dim = slot.layer.head_dim;
     std::uint8_t codes[kMaxHeadDim + kLanes];
-    *slot.scales(slot.parts.key_scales) = quantize_int8(key, dim, codes).scale;
-    for (int d = 0; d < dim; ++d) *slot.key(d) = codes[d];
-    *slot.scales(slot.parts.value_scales) = quantize_int8(value, dim, codes).scale;
+    *slot.scale(slot.parts.key_scales) = quantize_int8(key, dim, codes).scale;
+    slot.write_key<std::uint8_t>(dim, [&](int d) { return codes[d]; });
+    *slot.scale(slot.parts.value_scales) = quantize_int8(value, dim, codes).scale;
     std::memcpy(slot.value(), codes, static_cast<std::size_t>(dim));
 }
 
@@ -107,9 +111,9 @@ void store_int4(const Slot& slot, const float* key, const float* value) {
     std::uint8_t codes[kMaxHeadDim + 2 * kLanes];
     const Quantized k = quantize_int4(key, dim, codes);
     if (dim % 2 != 0) codes[dim] = 0;
-    for (int i = 0; i < (dim + 1) / 2; ++i) {
-        *slot.key(i) = static_cast<std::uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
-    }
+    slot.write_key<std::uint8_t>((dim + 1) / 2, [&](int i) {
+        return static_cast<std::uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+    });
     const Quantized v = quantize_int4(value, dim, codes);
     const int width = kv_value_width(KvType::int4, dim);
     for (int d = dim; d < width; ++d) codes[d] = 0;
@@ -119,10 +123,10 @@ void store_int4(const Slot& slot, const float* key, const float* value) {
             out[from / 2 + i] = static_cast<std::uint8_t>(codes[from + i] | codes[from + 16 + i] << 4);
         }
     }
-    *slot.scales(slot.parts.key_scales) = k.scale;
-    *slot.scales(slot.parts.key_minimums) = k.minimum;
-    *slot.scales(slot.parts.value_scales) = v.scale;
-    *slot.scales(slot.parts.value_minimums) = v.minimum;
+    *slot.scale(slot.parts.key_scales) = k.scale;
+    *slot.scale(slot.parts.key_minimums) = k.minimum;
+    *slot.scale(slot.parts.value_scales) = v.scale;
+    *slot.scale(slot.parts.value_minimums) = v.minimum;
 }
 
 }  // namespace
