@@ -26,14 +26,14 @@ inline Vec load_field(const std::uint8_t* p, int shift, std::int32_t mask) {
 
 // out[features][32] = (code - zero) * scale for the panel's rows and features begin.. of the group; both counts are
 // multiples of 8.
-inline void dequantize(const IntWeight& weight, const WeightGroup& group, std::int64_t begin, std::int64_t features,
+inline void dequantize(const PanelLayout& layout, const WeightGroup& group, std::int64_t begin, std::int64_t features,
                        float* out) {
-    const std::int64_t stretch = 32 / weight.bits;  // features in a word
-    const std::int32_t mask = (1 << weight.bits) - 1;
+    const std::int64_t stretch = 32 / layout.bits;  // features in a word
+    const std::int32_t mask = (1 << layout.bits) - 1;
     for (int n = 0; n < kPanelRows; n += kLanes) {
-        const Vec scale = load_scales(weight, group, n);
-        const Vec zeros = load_zeros(weight, group, n);
-        const std::uint8_t* p = group.codes + begin * kPanelRows * weight.bits / 8 + 4 * n;
+        const Vec scale = layout.scales(group, n);
+        const Vec zeros = layout.zeros(group, n);
+        const std::uint8_t* p = group.codes + begin * kPanelRows * layout.bits / 8 + 4 * n;
         for (std::int64_t i = 0; i < features; i += stretch, p += 4 * kPanelRows) {
             for (int j = 0; j < stretch; ++j) {
                 // Of 4-bit codes features 0..3 are the low halves of the bytes and 4..7 the high halves.

@@ -28,6 +28,7 @@ inline void dot_4bit(__m256i (&acc)[R][2], const std::uint8_t* p, const std::int
     const __m256i low_half = _mm256_set1_epi8(15);
     __m256i pairs[R][2];
     for (int r = 0; r < R; ++r) pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 1
     for (std::int64_t i = 0; i < features; i += 8, p += 128) {
         const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
@@ -58,6 +59,7 @@ inline void dot_8bit(__m256i (&acc)[R], const std::uint8_t* p, const std::int8_t
     const __m256i low_half = _mm256_set1_epi8(15);
     __m256i low[R], high[R];
     for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
+#pragma GCC unroll 1
     for (std::int64_t i = 0; i < features; i += 4, p += 128) {
         const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i codes_low = _mm256_and_si256(codes, low_half);
@@ -78,7 +80,8 @@ inline void dot_8bit(__m256i (&acc)[R], const std::uint8_t* p, const std::int8_t
 
 // sums[R][32] = products of rows `row`.. with the panel at `data`.
 template <int R, int Bits>
-void dot_tile(const IntWeight& weight, const std::uint8_t* data, const QuantizedRows& x, std::int64_t row, float* sums) {
+void dot_tile(const PanelLayout& layout, const std::uint8_t* data, const QuantizedRows& x, std::int64_t row,
+              const Ahead& ahead, float* sums) {
     constexpr int kWidth = Bits == 4 ? 2 : 1;  // vectors of 8 panel rows at a time
     constexpr int kBlock = 32;                 // features between widenings
     const std::int8_t* codes = x.codes + row * x.stride;
@@ -87,14 +90,15 @@ void dot_tile(const IntWeight& weight, const std::uint8_t* data, const Quantized
     for (int i = 0; i < R * kPanelRows; ++i) sums[i] = 0;
 
     for (std::int64_t g = 0; g < x.groups; ++g) {
-        const WeightGroup group = open_group(weight, data, g);
+        const WeightGroup group = layout.group(data, g);
+        ahead.prefetch(data, layout.header_bytes);
         for (int n = 0; n < kPanelRows; n += 8 * kWidth) {
             __m256i acc[R][kWidth];
             for (int r = 0; r < R; ++r) {
                 const __m256i sum = _mm256_set1_epi32(-x_sums[r * x.groups + g]);
                 for (int w = 0; w < kWidth; ++w) {
-                    __m256i zeros = _mm256_set1_epi32(weight.zero_point);
-                    if (weight.has_zeros) {
+                    __m256i zeros = _mm256_set1_epi32(layout.zero_point);
+                    if (layout.has_zeros) {
                         zeros = _mm256_cvtepu8_epi32(
                             _mm_loadl_epi64(reinterpret_cast<const __m128i*>(group.zeros + n + 8 * w)));
                     }
@@ -104,6 +108,7 @@ void dot_tile(const IntWeight& weight, const std::uint8_t* data, const Quantized
             for (std::int64_t i = 0; i < group.features; i += kBlock) {
                 const std::int64_t count = group.features - i < kBlock ? group.features - i : kBlock;
                 const std::uint8_t* p = group.codes + i * kPanelRows * Bits / 8 + 4 * n;
+                if (n == 0) ahead.prefetch(p, count * kPanelRows * Bits / 8);
                 if constexpr (Bits == 4) {
                     dot_4bit<R>(acc, p, codes + i, x.stride, count);
                 } else {
@@ -113,7 +118,7 @@ void dot_tile(const IntWeight& weight, const std::uint8_t* data, const Quantized
             for (int w = 0; w < kWidth; ++w) {
                 const int at = n + 8 * w;
                 const __m256 scale =
-                    weight.wide_scales
+                    layout.wide_scales
                         ? _mm256_loadu_ps(reinterpret_cast<const float*>(group.scales) + at)
                         : _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(group.scales + 2 * at)));
                 for (int r = 0; r < R; ++r) {

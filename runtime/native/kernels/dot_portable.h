@@ -81,7 +81,8 @@ inline void dot_block(Words (&acc)[R], const std::uint8_t* p, const BlockOfRows<
 
 // sums[R][32] = products of rows `row`.. with the panel at `data`.
 template <int R, int Bits>
-void dot_tile(const IntWeight& weight, const std::uint8_t* data, const QuantizedRows& x, std::int64_t row, float* sums) {
+void dot_tile(const PanelLayout& layout, const std::uint8_t* data, const QuantizedRows& x, std::int64_t row,
+              const Ahead& ahead, float* sums) {
     const std::int8_t* codes = x.codes + row * x.stride;
     const float* x_scales = x.scales + row * x.groups;
     const std::int32_t* x_sums = x.sums + row * x.groups;
@@ -89,20 +90,22 @@ void dot_tile(const IntWeight& weight, const std::uint8_t* data, const Quantized
 
     BlockOfRows<R> block;
     for (std::int64_t g = 0; g < x.groups; ++g) {
-        const WeightGroup group = open_group(weight, data, g);
+        const WeightGroup group = layout.group(data, g);
+        ahead.prefetch(data, layout.header_bytes);
         Words acc[kPanelRows / kWords][R];
         for (int n = 0; n < kPanelRows; ++n) {
-            const std::int32_t zero = weight.has_zeros ? group.zeros[n] : weight.zero_point;
+            const std::int32_t zero = layout.has_zeros ? group.zeros[n] : layout.zero_point;
             for (int r = 0; r < R; ++r) acc[n / kWords][r][n % kWords] = -zero * x_sums[r * x.groups + g];
         }
         for (std::int64_t i = 0; i < group.features; i += kBlock) {
             const std::int64_t count = group.features - i < kBlock ? group.features - i : kBlock;
             lay_out<R>(block, codes + i, x.stride, count);
             const std::uint8_t* p = group.codes + i * kPanelRows * Bits / 8;
+            ahead.prefetch(p, count * kPanelRows * Bits / 8);
             for (int n = 0; n < kPanelRows; n += kWords) dot_block<R, Bits>(acc[n / kWords], p + 4 * n, block, count);
         }
         for (int n = 0; n < kPanelRows; n += kLanes) {
-            const Vec scale = load_scales(weight, group, n);
+            const Vec scale = layout.scales(group, n);
             for (int r = 0; r < R; ++r) {
                 std::int32_t products[kLanes];
                 for (int i = 0; i < kLanes; ++i) products[i] = acc[(n + i) / kWords][r][i % kWords];

@@ -88,17 +88,18 @@ void embed_panels(const FloatWeight& table, const std::int64_t* ids, float scale
 
 void embed_int(const IntWeight& table, const std::int64_t* ids, float scale, Rows out, std::int64_t row_begin,
                std::int64_t row_end) {
+    const PanelLayout layout(table);
     const std::int64_t stretch = 32 / table.bits;  // features in the 4 bytes a row has at a time
     for (std::int64_t row = row_begin; row < row_end; ++row) {
         assert(ids[row] >= 0 && ids[row] < table.outputs);
         const std::int64_t n = ids[row] % kPanelRows;
-        const std::uint8_t* data = table.data + ids[row] / kPanelRows * table.panel_bytes();
+        const std::uint8_t* data = table.data + ids[row] / kPanelRows * layout.panel_bytes;
         float* values = out.data + row * out.stride;
-        for (std::int64_t g = 0; g < table.groups(); ++g) {
-            const WeightGroup group = open_group(table, data, g);
+        for (std::int64_t g = 0; g < layout.groups; ++g) {
+            const WeightGroup group = layout.group(data, g);
             const int sixteen = static_cast<int>(n / kLanes * kLanes);
-            const float row_scale = lane(load_scales(table, group, sixteen), n % kLanes);
-            const float row_zero = lane(load_zeros(table, group, sixteen), n % kLanes);
+            const float row_scale = lane(layout.scales(group, sixteen), n % kLanes);
+            const float row_zero = lane(layout.zeros(group, sixteen), n % kLanes);
             const std::int64_t features = table.group_features(g);
             for (std::int64_t i = 0; i < features; ++i) {
                 const std::uint8_t* word = group.codes + i / stretch * 4 * kPanelRows + 4 * n;

@@ -19,14 +19,16 @@ namespace optimc::OPTIMC_ISA {
 
 namespace {
 
+constexpr std::int64_t kPageBytes = 4096;
+
 // sums[rows][32] = products of `rows` rows, at most kRows, with the panel at `data`.
 template <int Bits, int kRows = kTileRows>
-void dot_rows(std::int64_t rows, const IntWeight& weight, const std::uint8_t* data, const QuantizedRows& x,
-              std::int64_t row, float* sums) {
+void dot_rows(std::int64_t rows, const PanelLayout& panel, const std::uint8_t* data, const QuantizedRows& x,
+              std::int64_t row, const Ahead& ahead, float* sums) {
     if constexpr (kRows > 1) {
-        if (rows < kRows) return dot_rows<Bits, kRows - 1>(rows, weight, data, x, row, sums);
+        if (rows < kRows) return dot_rows<Bits, kRows - 1>(rows, panel, data, x, row, ahead, sums);
     }
-    dot_tile<kRows, Bits>(weight, data, x, row, sums);
+    dot_tile<kRows, Bits>(panel, data, x, row, ahead, sums);
 }
 
 }  // namespace
@@ -34,26 +36,31 @@ void dot_rows(std::int64_t rows, const IntWeight& weight, const std::uint8_t* da
 void linear_int(const IntWeight& weight, const QuantizedRows& x, const Epilogue& epilogue, std::int64_t row_begin,
                 std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end, std::byte*) {
     const bool gated = epilogue.gate != Gate::none;
-    assert(x.groups == weight.groups() && (!gated || (panel_begin % 2 == 0 && panel_end % 2 == 0)));
+    assert(0 <= panel_begin && panel_end <= weight.panels() && x.groups == weight.groups());
+    assert(!gated || (panel_begin % 2 == 0 && panel_end % 2 == 0 && epilogue.residual.data == nullptr));
     const std::int64_t rows = row_end - row_begin;
     const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-    const std::int64_t panel_bytes = weight.panel_bytes();
+    const auto dot = weight.bits == 4 ? dot_rows<4> : dot_rows<8>;
+    const PanelLayout layout(weight);
+    const std::uint8_t* end = weight.data + panel_end * layout.panel_bytes;
     alignas(64) float sums[2][kTileRows * kPanelRows];
 
     for (std::int64_t panel = panel_begin; panel < panel_end; panel += gated ? 2 : 1) {
-        const std::uint8_t* data = weight.data + panel * panel_bytes;
+        const std::uint8_t* data = weight.data + panel * layout.panel_bytes;
         for (std::int64_t tile = 0; tile < tiles; ++tile) {
             // Tiles of equal height, give or take a row.
             const std::int64_t row = row_begin + rows * tile / tiles;
             const std::int64_t height = row_begin + rows * (tile + 1) / tiles - row;
-            const auto dot = weight.bits == 4 ? dot_rows<4> : dot_rows<8>;
-            dot(height, weight, data, x, row, sums[0]);
-            if (gated) dot(height, weight, data + panel_bytes, x, row, sums[1]);
+            // The first tile to meet a panel asks for weights.
+            const Ahead ahead = {tile == 0 ? kPageBytes : 0, end};
+            dot(height, layout, data, x, row, ahead, sums[0]);
+            if (gated) dot(height, layout, data + layout.panel_bytes, x, row, ahead, sums[1]);
             for (std::int64_t r = 0; r < height; ++r) {
+                const float* row_sums = sums[0] + r * kPanelRows;
                 if (gated) {
-                    finish_gated_pair(epilogue, row + r, panel / 2, sums[0] + r * kPanelRows, sums[1] + r * kPanelRows);
+                    finish_gated_pair(epilogue, row + r, panel / 2, row_sums, sums[1] + r * kPanelRows);
                 } else {
-                    finish_panel(epilogue, row + r, panel, sums[0] + r * kPanelRows);
+                    finish_panel(epilogue, row + r, panel, row_sums);
                 }
             }
         }

@@ -68,15 +68,15 @@ void multiply_rows(std::int64_t rows, const float* weights, std::int64_t feature
 }
 
 // sums[rows][32] = products of `rows` rows, at most kChunkRows, with the panel at `data`.
-void multiply_panel(const IntWeight& weight, const std::uint8_t* data, ConstRows x, std::int64_t rows, float* weights,
-                    float* sums) {
+void multiply_panel(const IntWeight& weight, const PanelLayout& layout, const std::uint8_t* data, ConstRows x,
+                    std::int64_t rows, float* weights, float* sums) {
     for (std::int64_t i = 0; i < rows * kPanelRows; i += kLanes) store(sums + i, zero());
-    for (std::int64_t g = 0; g < weight.groups(); ++g) {
-        const WeightGroup group = open_group(weight, data, g);
+    for (std::int64_t g = 0; g < layout.groups; ++g) {
+        const WeightGroup group = layout.group(data, g);
         const std::int64_t features = weight.group_features(g);
         for (std::int64_t i = 0; i < features; i += kStretch) {
             const std::int64_t padded = group.features - i < kStretch ? group.features - i : kStretch;
-            dequantize(weight, group, i, padded, weights);
+            dequantize(layout, group, i, padded, weights);
             const std::int64_t count = features - i < kStretch ? features - i : kStretch;
             for (std::int64_t row = 0; row < rows; row += kTileRows) {
                 const ConstRows tile = {x.data + row * x.stride + g * weight.group + i, x.stride};
@@ -97,14 +97,14 @@ void linear_int_exact(const IntWeight& weight, ConstRows x, const Epilogue& epil
     assert(0 <= panel_begin && panel_end <= weight.panels());
     assert(!gated || (panel_begin % 2 == 0 && panel_end % 2 == 0 && epilogue.residual.data == nullptr));
     auto& [weights, sums] = *reinterpret_cast<Scratch*>(scratch);
-    const std::int64_t panel_bytes = weight.panel_bytes();
+    const PanelLayout layout(weight);
     for (std::int64_t panel = panel_begin; panel < panel_end; panel += gated ? 2 : 1) {
-        const std::uint8_t* data = weight.data + panel * panel_bytes;
+        const std::uint8_t* data = weight.data + panel * layout.panel_bytes;
         for (std::int64_t row = row_begin; row < row_end; row += kChunkRows) {
             const std::int64_t rows = row_end - row < kChunkRows ? row_end - row : kChunkRows;
             const ConstRows chunk = {x.data + row * x.stride, x.stride};
-            multiply_panel(weight, data, chunk, rows, weights, sums[0]);
-            if (gated) multiply_panel(weight, data + panel_bytes, chunk, rows, weights, sums[1]);
+            multiply_panel(weight, layout, data, chunk, rows, weights, sums[0]);
+            if (gated) multiply_panel(weight, layout, data + layout.panel_bytes, chunk, rows, weights, sums[1]);
             for (std::int64_t r = 0; r < rows; ++r) {
                 const float* row_sums = sums[0] + r * kPanelRows;
                 if (gated) {
