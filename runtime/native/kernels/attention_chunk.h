@@ -44,10 +44,11 @@ struct CacheHead {
     const std::uint8_t* of_block(std::int64_t block) const { return kv_head(layer, parts, block, head); }
 };
 
-// Start to fetch what will be read next. Hardware follows long streams by itself and only needs their beginnings; it is of no
-// use for a quantized head of a few lines. GCC drops calls of a function that only fetches, unless it is always inlined.
-[[gnu::always_inline]] inline void fetch_group(const CacheHead& cache, const std::uint8_t* head, int offset, const std::uint8_t* keys,
-                        const std::uint8_t* values) {
+// Start to fetch what will be read next. Hardware follows long streams by itself and only needs their beginnings; it
+// is of no use for a quantized head of a few lines. GCC drops calls of a function that only fetches, unless it is
+// always inlined.
+[[gnu::always_inline]] inline void fetch_group(const CacheHead& cache, const std::uint8_t* head, int offset,
+                                               const std::uint8_t* keys, const std::uint8_t* values) {
     constexpr int line = 64;
     if (!kv_has_scales(cache.layer.type) || cache.parts.head_bytes > 128 * line) {
         for (int i = 0; i < 2; ++i) {
@@ -128,8 +129,8 @@ inline bool reads_in_place(const KvLayer& layer, bool widen) {
     return layer.block_size % kKeyGroup == 0 && !(widen && layer.type != KvType::float32);
 }
 
-// Fill `chunk` with keys [chunk_first + begin, chunk_first + end) of a query's list. `causal`: see VisibleKeys. `widen`: the
-// chunk is used often enough for widening its elements once to pay.
+// Fill `chunk` with keys [chunk_first + begin, chunk_first + end) of a query's list. `causal`: see VisibleKeys.
+// `widen`: the chunk is used often enough for widening its elements once to pay.
 inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int query, bool causal, int chunk_first,
                        int begin, int end, bool widen, const ChunkCopy& copy, Chunk& chunk) {
     const KvLayer& layer = cache.layer;
@@ -142,7 +143,8 @@ inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int
     const int first_group = begin / kKeyGroup, last_group = (end - 1) / kKeyGroup;
     bool copied = !reads_in_place(layer, widen);
     for (int g = first_group; g <= last_group; ++g) {
-        gathered[g] = layer.block_size % kKeyGroup != 0 || (!causal && chunk_first + (g + 1) * kKeyGroup > sequence.context);
+        const bool in_context = chunk_first + (g + 1) * kKeyGroup <= sequence.context;
+        gathered[g] = layer.block_size % kKeyGroup != 0 || !(causal || in_context);
         copied |= gathered[g];
     }
     for (int g = first_group; g <= last_group; ++g) {

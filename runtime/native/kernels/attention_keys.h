@@ -1,8 +1,9 @@
 // Which keys a query of this step sees, and where they lie.
 //
-// A query sees a list of keys: its sequence's context, then of this step's tokens those its mask allows, in order. A key's
-// index in that list is what chunks and splits count. For a causal query and for a tree node, whose ancestors are its mask,
-// the index is the key's position, so both get the bits that decoding one token after another would give.
+// A query sees a list of keys: its sequence's context, then of this step's tokens those its mask allows, in order. A
+// key's index in that list is what chunks and splits count. For a causal query and for a tree node, whose ancestors
+// are its mask, the index is the key's position, so both get the bits that decoding one token after another would
+// give.
 #pragma once
 
 #include "kernels/attention.h"
@@ -32,7 +33,8 @@ inline StepSequence step_sequence(const StepLayout& step, std::int64_t sequence)
             step.context_len[sequence]};
 }
 
-// Whether a query sees all of the context and of this step's tokens those up to itself, lying where the block table says.
+// Whether a query sees all of the context and of this step's tokens those up to itself, lying where the block table
+// says.
 inline bool is_causal(const StepSequence& s, int query, int block_size) {
     if (s.mask == nullptr) return true;
     const std::uint8_t* mask = s.mask + query * s.mask_width;

@@ -85,7 +85,8 @@ void AttentionPlan::cut(double total_cost) {
         const std::int64_t splits = piece.item.split_end - piece.item.split_begin;
         const std::int64_t rows = group_ * (piece.item.query_end - piece.item.query_begin);
         if (splits < 2 || piece.cost < 1.5 * share || partials + rows * splits > kMaxPartials) continue;
-        piece.parts = static_cast<int>(std::min<std::int64_t>(splits, static_cast<std::int64_t>(piece.cost / share) + 1));
+        const std::int64_t shares = static_cast<std::int64_t>(piece.cost / share) + 1;
+        piece.parts = static_cast<int>(std::min(splits, shares));
         partials += rows * splits;
     }
 }

@@ -1,9 +1,9 @@
 // How a step's attention is shared out to threads. The same plan serves all layers of one AttentionSpec.
 //
-// A step runs as: store over ranges of tokens | barrier | items, which threads take from a counter, in order | barrier if
-// there are merges | merges. Where `stores_inside`, the first part and its barrier fall away: before item i, whoever takes
-// it calls attention_store_head for the item's sequence and head if `stores(i)`.
-// The plan decides who computes what when; results do not depend on it.
+// A step runs as: store over ranges of tokens | barrier | items, which threads take from a counter, in order |
+// barrier if there are merges | merges. Where `stores_inside`, the first part and its barrier fall away: before item
+// i, whoever takes it calls attention_store_head for the item's sequence and head if `stores(i)`. The plan decides
+// who computes what when; results do not depend on it.
 #pragma once
 
 #include <cstddef>

@@ -28,7 +28,8 @@ struct QueryRows {
     ChunkCopy copy;
 };
 
-// Lays the parts out in `scratch`, each at a multiple of 64 bytes; returns the bytes they need. `scratch` may be nullptr.
+// Lays the parts out in `scratch`, each at a multiple of 64 bytes; returns the bytes they need. `scratch` may be
+// nullptr.
 inline std::size_t place_rows(int head_dim, std::byte* scratch, QueryRows& rows) {
     const std::size_t width = static_cast<std::size_t>(attention_width(head_dim));
     std::size_t used = 0;

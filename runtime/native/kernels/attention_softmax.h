@@ -87,8 +87,8 @@ inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const
     rows.largest[r] = rows.next_largest[r];
 }
 
-// values = values * factor + weights times values of the chunk, for a tile of rows. A row meets exactly the keys it sees,
-// in order: those that all rows of the tile see together, those before and after row by row.
+// values = values * factor + weights times values of the chunk, for a tile of rows. A row meets exactly the keys it
+// sees, in order: those that all rows of the tile see together, those before and after row by row.
 template <KvType type>
 inline void weigh_values(const Chunk& chunk, const QueryRows& rows, int first, int count, int width) {
     const ValueMatrix<type> matrix{chunk.values};

@@ -1,7 +1,7 @@
 // The products of attention: a few query rows with 16 to 64 columns at a time, one chain of multiply-adds per element.
 //
-// Scores are q [rows, D] times keys [D, keys]; results are p [rows, keys] times values [keys, D]. Elements of the cache are
-// widened in registers. How many rows and columns are taken at a time changes no bit of any element.
+// Scores are q [rows, D] times keys [D, keys]; results are p [rows, keys] times values [keys, D]. Elements of the
+// cache are widened in registers. How many rows and columns are taken at a time changes no bit of any element.
 #pragma once
 
 #include "kernels/attention_units.h"
@@ -10,8 +10,8 @@
 
 namespace optimc::OPTIMC_ISA {
 
-// Rows of a tile, and how many vectors of columns go with `rows` rows: accumulators must fit the registers, and there must
-// be enough of them to hide the latency of a multiply-add.
+// Rows of a tile, and how many vectors of columns go with `rows` rows: accumulators must fit the registers, and there
+// must be enough of them to hide the latency of a multiply-add.
 #if defined(OPTIMC_AVX512)
 constexpr int kTileRows = 6;
 constexpr int tile_vectors(int) { return 4; }

@@ -5,42 +5,50 @@
 
 namespace optimc::OPTIMC_ISA {
 
-// (word >> shift) & mask for the 16 words at p, as float32. A word holds codes of one weight row.
-inline Vec load_field(const std::uint8_t* p, int shift, std::int32_t mask) {
+// (word >> kShift) & kMask for the 16 words at p, as float32. A word holds codes of one weight row.
+template <int kShift, std::int32_t kMask>
+inline Vec load_field(const std::uint8_t* p) {
 #if defined(OPTIMC_AVX512)
-    const __m512i words = _mm512_srl_epi32(_mm512_loadu_si512(p), _mm_cvtsi32_si128(shift));
-    return {_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(mask)))};
+    const __m512i words = _mm512_srli_epi32(_mm512_loadu_si512(p), kShift);
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(kMask)))};
 #elif defined(OPTIMC_AVX2)
-    const __m128i count = _mm_cvtsi32_si128(shift);
-    const __m256i wanted = _mm256_set1_epi32(mask);
-    const __m256i lo = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), count);
-    const __m256i hi = _mm256_srl_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)), count);
-    return {_mm256_cvtepi32_ps(_mm256_and_si256(lo, wanted)), _mm256_cvtepi32_ps(_mm256_and_si256(hi, wanted))};
+    const __m256i mask = _mm256_set1_epi32(kMask);
+    const __m256i lo = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), kShift);
+    const __m256i hi = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)), kShift);
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(lo, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(hi, mask))};
 #else
-    std::int32_t fields[kLanes];
-    std::memcpy(fields, p, sizeof fields);
-    for (std::int32_t& field : fields) field = field >> shift & mask;
-    return load_i32(fields);
+    return each_part([&](int i) {
+        Ints words;
+        std::memcpy(&words, p + 16 * i, sizeof words);
+        return __builtin_convertvector((words >> kShift) & kMask, Floats);
+    });
 #endif
+}
+
+// out[i][16], rows kPanelRows apart, = (code - zero) * scale for those features i, from kFeature on, that the words at
+// p hold.
+template <int kBits, int kFeature = 0>
+inline void dequantize_words(const std::uint8_t* p, Vec scale, Vec zeros, float* out) {
+    if constexpr (kFeature < 32 / kBits) {
+        // Of 4-bit codes features 0..3 are the low halves of the bytes and 4..7 the high halves.
+        constexpr int kShift = kFeature % 4 * 8 + kFeature / 4 * 4;
+        const Vec codes = load_field<kShift, (1 << kBits) - 1>(p);
+        store(out + kFeature * kPanelRows, (codes - zeros) * scale);
+        dequantize_words<kBits, kFeature + 1>(p, scale, zeros, out);
+    }
 }
 
 // out[features][32] = (code - zero) * scale for the panel's rows and features begin.. of the group; both counts are
 // multiples of 8.
+template <int kBits>
 inline void dequantize(const PanelLayout& layout, const WeightGroup& group, std::int64_t begin, std::int64_t features,
                        float* out) {
-    const std::int64_t stretch = 32 / layout.bits;  // features in a word
-    const std::int32_t mask = (1 << layout.bits) - 1;
     for (int n = 0; n < kPanelRows; n += kLanes) {
         const Vec scale = layout.scales(group, n);
         const Vec zeros = layout.zeros(group, n);
-        const std::uint8_t* p = group.codes + begin * kPanelRows * layout.bits / 8 + 4 * n;
-        for (std::int64_t i = 0; i < features; i += stretch, p += 4 * kPanelRows) {
-            for (int j = 0; j < stretch; ++j) {
-                // Of 4-bit codes features 0..3 are the low halves of the bytes and 4..7 the high halves.
-                const int shift = j % 4 * 8 + j / 4 * 4;
-                store(out + (i + j) * kPanelRows + n, (load_field(p, shift, mask) - zeros) * scale);
-            }
-        }
+        const std::uint8_t* p = group.codes + begin * kPanelRows * kBits / 8 + 4 * n;
+        for (std::int64_t i = 0; i < features; i += 32 / kBits, p += 4 * kPanelRows)
+            dequantize_words<kBits>(p, scale, zeros, out + i * kPanelRows + n);
     }
 }
 

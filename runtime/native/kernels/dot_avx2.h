@@ -1,7 +1,7 @@
 // Tiles of integer products with AVX2: unsigned by signed bytes, pairs summed in 16 bits.
 //
-// A pair of 4-bit codes adds at most 2 * 15 * 127 to a 16-bit sum, so eight pairs fit before sums are widened. Codes of 8
-// bits would not fit once: they are split into two of 4.
+// A pair of 4-bit codes adds at most 2 * 15 * 127 to a 16-bit sum, so eight pairs fit before sums are widened. Codes of
+// 8 bits would not fit once: they are split into two of 4.
 #pragma once
 
 #include "kernels/weight_group.h"
@@ -16,9 +16,11 @@ inline __m256i broadcast4(const std::int8_t* x) {
     return _mm256_set1_epi32(four);
 }
 
-// Adds the products of codes below 16 with the four activations at x; pairs of products per 16-bit lane.
+// Adds the products of codes below 16 with the four activations at x; pairs of products per 16-bit lane. The empty
+// assembly keeps g++ from reordering sums until the accumulators no longer fit the registers.
 inline void dot_pairs(__m256i& sums, __m256i codes, __m256i x) {
     sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, x));
+    asm("" : "+x"(sums));
 }
 
 // Adds to acc[R][16] the products of up to 32 features with the 16 panel rows at p.
@@ -85,30 +87,31 @@ void dot_tile(const PanelLayout& layout, const std::uint8_t* data, const Quantiz
     constexpr int kWidth = Bits == 4 ? 2 : 1;  // vectors of 8 panel rows at a time
     constexpr int kBlock = 32;                 // features between widenings
     const std::int8_t* codes = x.codes + row * x.stride;
-    const float* x_scales = x.scales + row * x.groups;
-    const std::int32_t* x_sums = x.sums + row * x.groups;
+    const float* x_scales = x.scales + row * layout.groups;
+    const std::int32_t* x_sums = x.sums + row * layout.groups;
     for (int i = 0; i < R * kPanelRows; ++i) sums[i] = 0;
 
-    for (std::int64_t g = 0; g < x.groups; ++g) {
+    for (std::int64_t g = 0; g < layout.groups; ++g) {
         const WeightGroup group = layout.group(data, g);
-        ahead.prefetch(data, layout.header_bytes);
+        if (ahead.distance > 0) ahead.prefetch(data, layout.header_bytes);
         for (int n = 0; n < kPanelRows; n += 8 * kWidth) {
             __m256i acc[R][kWidth];
-            for (int r = 0; r < R; ++r) {
-                const __m256i sum = _mm256_set1_epi32(-x_sums[r * x.groups + g]);
+            if (layout.has_zeros) {
                 for (int w = 0; w < kWidth; ++w) {
-                    __m256i zeros = _mm256_set1_epi32(layout.zero_point);
-                    if (layout.has_zeros) {
-                        zeros = _mm256_cvtepu8_epi32(
-                            _mm_loadl_epi64(reinterpret_cast<const __m128i*>(group.zeros + n + 8 * w)));
-                    }
-                    acc[r][w] = _mm256_mullo_epi32(zeros, sum);
+                    const auto* bytes = reinterpret_cast<const __m128i*>(group.zeros + n + 8 * w);
+                    const __m256i zeros = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes));
+                    for (int r = 0; r < R; ++r)
+                        acc[r][w] = _mm256_mullo_epi32(zeros, _mm256_set1_epi32(-x_sums[r * layout.groups + g]));
                 }
+            } else {
+                for (int r = 0; r < R; ++r)
+                    for (int w = 0; w < kWidth; ++w)
+                        acc[r][w] = _mm256_set1_epi32(-layout.zero_point * x_sums[r * layout.groups + g]);
             }
             for (std::int64_t i = 0; i < group.features; i += kBlock) {
                 const std::int64_t count = group.features - i < kBlock ? group.features - i : kBlock;
                 const std::uint8_t* p = group.codes + i * kPanelRows * Bits / 8 + 4 * n;
-                if (n == 0) ahead.prefetch(p, count * kPanelRows * Bits / 8);
+                if (n == 0 && ahead.distance > 0) ahead.prefetch(p, count * kPanelRows * Bits / 8);
                 if constexpr (Bits == 4) {
                     dot_4bit<R>(acc, p, codes + i, x.stride, count);
                 } else {
@@ -123,7 +126,7 @@ void dot_tile(const PanelLayout& layout, const std::uint8_t* data, const Quantiz
                         : _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(group.scales + 2 * at)));
                 for (int r = 0; r < R; ++r) {
                     float* total = sums + r * kPanelRows + at;
-                    const __m256 product_scale = _mm256_mul_ps(scale, _mm256_set1_ps(x_scales[r * x.groups + g]));
+                    const __m256 product_scale = _mm256_mul_ps(scale, _mm256_set1_ps(x_scales[r * layout.groups + g]));
                     _mm256_storeu_ps(
                         total, _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[r][w]), product_scale, _mm256_loadu_ps(total)));
                 }

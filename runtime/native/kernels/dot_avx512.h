@@ -1,5 +1,5 @@
-// Tiles of integer products with AVX-512 VNNI: up to six rows of activations by a panel, all sums in registers, 4-bit codes
-// unpacked on the way, which costs nothing beside the products.
+// Tiles of integer products with AVX-512 VNNI: up to six rows of activations by a panel, all sums in registers, 4-bit
+// codes unpacked on the way, which costs nothing beside the products.
 #pragma once
 
 #include "kernels/weight_group.h"
@@ -33,22 +33,15 @@ inline void dot4_rows(__m512i (&sums)[R][kHalves], const __m512i (&codes)[kHalve
         for (int h = 0; h < kHalves; ++h) dot4<kAt>(sums[r][h], codes[h], x[r / 3], stride, r);
 }
 
-// From this many rows on, products take long enough for hardware to fall behind at every page; with fewer, asking only
-// gets in its way.
-constexpr int kFewestRowsToPrefetch = 3;
-
 // The empty assembly keeps g++ from loading once per use, which costs a tenth while weights come from memory.
-template <int R>
 inline void load_codes(__m512i (&codes)[kHalves], const std::uint8_t* p, const Ahead& ahead) {
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
         codes[h] = _mm512_loadu_si512(p + 64 * h);
         asm volatile("" : "+v"(codes[h]));
     }
-    if constexpr (R >= kFewestRowsToPrefetch) {
-        ahead.prefetch(p);
-        ahead.prefetch(p + 64);
-    }
+    ahead.prefetch(p);
+    ahead.prefetch(p + 64);
 }
 
 // The products of the next eight features.
@@ -56,7 +49,7 @@ template <int Bits, int R>
 inline void dot8_rows(__m512i (&sums)[R][kHalves], const std::uint8_t* p, const Ahead& ahead,
                       const std::int8_t* const* x, std::int64_t stride) {
     __m512i codes[kHalves];
-    load_codes<R>(codes, p, ahead);
+    load_codes(codes, p, ahead);
     if constexpr (Bits == 4) {
         const __m512i low_half = _mm512_set1_epi8(15);
         __m512i nibbles[kHalves];
@@ -68,7 +61,7 @@ inline void dot8_rows(__m512i (&sums)[R][kHalves], const std::uint8_t* p, const 
         dot4_rows<4>(sums, nibbles, x, stride);
     } else {
         dot4_rows<0>(sums, codes, x, stride);
-        load_codes<R>(codes, p + 128, ahead);
+        load_codes(codes, p + 128, ahead);
         dot4_rows<4>(sums, codes, x, stride);
     }
 }
@@ -108,7 +101,7 @@ void dot_tile(const PanelLayout& panel, const std::uint8_t* data, const Quantize
             for (int r = 0; r < R; ++r)
                 acc[r][0] = acc[r][1] = _mm512_set1_epi32(-layout.zero_point * x_sums[r * groups]);
         }
-        if constexpr (R >= kFewestRowsToPrefetch) ahead.prefetch(data, layout.header_bytes);
+        ahead.prefetch(data, layout.header_bytes);
         const std::uint8_t* p = group.codes;
         // A do-while loop here makes g++ 12 copy every accumulator.
         for (const std::int8_t* end = codes[0] + group.features; codes[0] < end; p += 32 * Bits) {

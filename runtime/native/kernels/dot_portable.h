@@ -1,9 +1,9 @@
 // Tiles of integer products in GCC's and Clang's vector types, which become whatever the machine has.
 //
-// A 32-bit word of codes holds four bytes of one weight row. Masks and shifts turn it into two 16-bit lanes, one code of
-// four bits each, without moving data between lanes; activations are laid out to match, once per tile. A product of a code
-// and an activation is at most 15 * 127, so a 16-bit lane takes sixteen of them before sums are widened. Codes of 8 bits
-// are split into two of 4.
+// A 32-bit word of codes holds four bytes of one weight row. Masks and shifts turn it into two 16-bit lanes, one code
+// of four bits each, without moving data between lanes; activations are laid out to match. A product of a code and an
+// activation is at most 15 * 127, so a 16-bit lane takes sixteen of them before sums are widened. Codes of 8 bits are
+// split into two of 4.
 #pragma once
 
 #include "kernels/weight_group.h"

@@ -4,10 +4,12 @@
 //     keys      [D][S], transposed: neighbours are the keys of neighbouring slots
 //               4 bits: [ceil(D / 2)][S] bytes, dimension 2i in the low half of a byte and 2i + 1 in its high half
 //     values    [S][Dp], Dp being D padded to whole loads
-//               4 bits: [S][Dp / 2] bytes; byte 16b + i holds dimension 32b + i in its low half, 32b + 16 + i in its high
+//               4 bits: [S][Dp / 2] bytes; byte 16b + i holds dimension 32b + i in its low half and 32b + 16 + i in its
+//               high half
 //     float32 [S] each, as the type needs them: scales of keys, scales of values, minimums of keys, minimums of values
-// With 8 bits x = code * scale, -127 <= code <= 127; with 4 bits x = code * scale + minimum, 0 <= code <= 15; one scale per
-// slot and head. Parts begin at multiples of 64 bytes if blocks hold whole groups of 16 slots, of 4 bytes otherwise.
+// With 8 bits x = code * scale, -127 <= code <= 127; with 4 bits x = code * scale + minimum, 0 <= code <= 15; one scale
+// per slot and head. Parts begin at multiples of 64 bytes if blocks hold whole groups of 16 slots, of 4 bytes
+// otherwise.
 //
 // Functions are static because kernels call them: each instruction set needs its own copy.
 #pragma once

@@ -1,5 +1,5 @@
-// Products of float32 activations with weights in integer codes: weights are dequantized, and every output is one chain of
-// multiply-adds over the features in order, so its bits depend neither on the other rows nor on the tile it falls into.
+// Products of float32 activations with weights in integer codes: weights are dequantized, and every output is one chain
+// of multiply-adds over the features in order, so its bits depend neither on the other rows nor on its tile.
 #include <cassert>
 
 #include "kernels/declarations.h"
@@ -76,7 +76,8 @@ void multiply_panel(const IntWeight& weight, const PanelLayout& layout, const st
         const std::int64_t features = weight.group_features(g);
         for (std::int64_t i = 0; i < features; i += kStretch) {
             const std::int64_t padded = group.features - i < kStretch ? group.features - i : kStretch;
-            dequantize(layout, group, i, padded, weights);
+            const auto unpack = layout.bits == 4 ? dequantize<4> : dequantize<8>;
+            unpack(layout, group, i, padded, weights);
             const std::int64_t count = features - i < kStretch ? features - i : kStretch;
             for (std::int64_t row = 0; row < rows; row += kTileRows) {
                 const ConstRows tile = {x.data + row * x.stride + g * weight.group + i, x.stride};

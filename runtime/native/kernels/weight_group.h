@@ -54,8 +54,8 @@ struct PanelLayout {
     }
 };
 
-// Asks the second-level cache for weights `distance` bytes ahead, not beyond `end`. It pays if every line is asked for, a
-// page ahead: hardware fetches ahead by itself, but only to the end of a page, and starts anew in the next.
+// Asks the second-level cache for weights `distance` bytes ahead, not beyond `end`. Hardware fetches ahead by itself,
+// but only to the end of a page, and starts anew in the next. It pays only if every line is asked for.
 struct Ahead {
     std::int64_t distance;
     const std::uint8_t* end;

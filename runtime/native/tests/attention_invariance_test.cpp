@@ -24,7 +24,9 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-void append(std::vector<float>& all, const std::vector<float>& more) { all.insert(all.end(), more.begin(), more.end()); }
+void append(std::vector<float>& all, const std::vector<float>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+}
 
 std::vector<float> rows(const std::vector<float>& out, const AttentionShape& shape, int begin, int end) {
     const int width = shape.kv_heads * shape.group * shape.head_dim;
@@ -154,8 +156,8 @@ TEST("a token verified in a tree gets the bits of decoding its branch token by t
                     for (int t = context; t < context + static_cast<int>(branch.size()); ++t) {
                         want = decoder.step({{0, t, t + 1}});
                     }
-                    CHECK_MESSAGE(same_bits(rows(got, shape, node, node + 1), want),
-                                  shape.name() + " context " + std::to_string(context) + " node " + std::to_string(node));
+                    const std::string where = " context " + std::to_string(context) + " node " + std::to_string(node);
+                    CHECK_MESSAGE(same_bits(rows(got, shape, node, node + 1), want), shape.name() + where);
                 }
                 AttentionWorld prompt(shape, set);
                 prompt.add({shape, 90, 2});

@@ -84,7 +84,8 @@ TEST("a plan covers every query, head and split once; parts to merge follow each
                                         (item.split_end - item.split_begin);
                         }
                         for (int q = item.query_begin; q < item.query_end; ++q) {
-                            const auto [at, fresh] = next.try_emplace({item.sequence, item.kv_head, q}, item.split_begin);
+                            const std::tuple key{item.sequence, item.kv_head, q};
+                            const auto [at, fresh] = next.try_emplace(key, item.split_begin);
                             CHECK(at->second == item.split_begin);
                             CHECK(fresh || merged[i]);
                             at->second = item.split_end;

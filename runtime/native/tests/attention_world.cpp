@@ -168,7 +168,8 @@ std::vector<float> AttentionWorld::step(const std::vector<AttentionPart>& parts,
         kernels_.attention_item(step.call, item, partial, work);
     }
     for (const AttentionMerge& merge : plan.merges()) {
-        kernels_.attention_merge(step.call, &plan.items()[merge.first], static_cast<std::int64_t>(merge.count), partial);
+        const std::int64_t count = static_cast<std::int64_t>(merge.count);
+        kernels_.attention_merge(step.call, &plan.items()[merge.first], count, partial);
     }
     return step.out;
 }
@@ -183,7 +184,8 @@ std::vector<float> AttentionWorld::step_with(const std::vector<AttentionPart>& p
         std::int64_t count = 0;
         for (AttentionItem& item : list) {
             item.partial = list.size() > 1 ? count : -1;
-            count += std::int64_t{item.query_end - item.query_begin} * shape_.group * (item.split_end - item.split_begin);
+            const std::int64_t rows = (item.query_end - item.query_begin) * shape_.group;
+            count += rows * (item.split_end - item.split_begin);
         }
         std::vector<float> partials;
         float* partial = aligned(partials, static_cast<std::size_t>(count * attention_partial_floats(shape_.head_dim)));

@@ -49,7 +49,7 @@ struct AttentionPart {
 using AttentionItems = std::function<std::vector<std::vector<AttentionItem>>(const StepLayout&)>;
 
 class AttentionWorld {
-public:
+  public:
     // The pool is full of `garbage`: 0xff is NaN in every float of every type.
     AttentionWorld(const AttentionShape& shape, InstructionSet set, std::uint8_t garbage = 0xff);
 
@@ -71,7 +71,7 @@ public:
     const KvLayer& layer() const { return layer_; }
     std::int64_t slot(int sequence, int token) const;
 
-private:
+  private:
     struct Step;
     void build(const std::vector<AttentionPart>& parts, Step& step) const;
 

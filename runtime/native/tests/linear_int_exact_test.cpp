@@ -6,7 +6,8 @@ using optimc::test::TestRows;
 
 TEST("linear_int_exact matches its reference; rows, panels and M change no bit") {
     unsigned seed = 0;
-    test::for_all_int_weights([&](const test::IntShape& shape, const test::PlainWeight& plain, const std::string& what) {
+    test::for_all_int_weights([&](const test::IntShape& shape, const test::PlainWeight& plain,
+                                  const std::string& what) {
         const test::PackedWeight packed = test::pack(plain);
         const TestRows x = TestRows::random(test::kProductRows, shape.features, 3, ++seed);
         test::expect_product(

@@ -42,12 +42,15 @@ struct Activations {
 
 TEST("linear_int matches its reference; rows, panels and M change no bit") {
     unsigned seed = 0;
-    test::for_all_int_weights([&](const test::IntShape& shape, const test::PlainWeight& plain, const std::string& what) {
+    test::for_all_int_weights([&](const test::IntShape& shape, const test::PlainWeight& plain,
+                                  const std::string& what) {
         const test::PackedWeight packed = test::pack(plain);
         const Activations x(test::kProductRows, packed.weight, ++seed);
         test::expect_product(
             shape, packed.weight, what,
-            [&](const Epilogue& epilogue) { reference::linear_int(packed.weight, x.rows, epilogue, test::kProductRows); },
+            [&](const Epilogue& epilogue) {
+                reference::linear_int(packed.weight, x.rows, epilogue, test::kProductRows);
+            },
             [&](const Kernels& kernels, const Epilogue& epilogue, const test::Ranges& at, std::byte* scratch) {
                 kernels.linear_int(packed.weight, x.rows, epilogue, at.row_begin, at.row_end, at.panel_begin,
                                    at.panel_end, scratch);

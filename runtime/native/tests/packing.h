@@ -38,7 +38,8 @@ inline PlainWeight random_weight(std::int64_t outputs, std::int64_t features, st
         plain.codes.push_back(static_cast<std::uint8_t>(below(8) == 0 ? (1u << bits) - 1 : below(1u << bits)));
     }
     for (std::int64_t i = 0; i < outputs * plain.groups(); ++i) {
-        const float fraction = 1 + static_cast<float>(below(wide_scales ? 1u << 23 : 1u << 10)) / (wide_scales ? 1u << 23 : 1u << 10);
+        const unsigned steps = wide_scales ? 1u << 23 : 1u << 10;  // between a power of two and the next
+        const float fraction = 1 + static_cast<float>(below(steps)) / static_cast<float>(steps);
         plain.scales.push_back(fraction / static_cast<float>(64u << below(4)));
         if (has_zeros) plain.zeros.push_back(static_cast<std::uint8_t>(below(1u << bits)));
     }

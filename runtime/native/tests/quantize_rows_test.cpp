@@ -56,7 +56,7 @@ void expect_like_reference(const Kernels& kernels, const TestRows& x, std::int64
         for (std::int64_t g = 0; g < got.rows.groups; ++g) {
             const std::int64_t begin = g * IntWeight::padded(group);
             const std::int64_t end = std::min(begin + IntWeight::padded(group), got.rows.stride);
-            CHECK_MESSAGE(std::accumulate(codes + begin, codes + end, 0) == got.sums[static_cast<std::size_t>(m * got.rows.groups + g)],
+            CHECK_MESSAGE(std::accumulate(codes + begin, codes + end, 0) == got.rows.sums[m * got.rows.groups + g],
                           "sums: " + where);
             const std::int64_t filled = std::min(group, features - g * group);
             for (std::int64_t i = begin + filled; i < end; ++i) CHECK_MESSAGE(codes[i] == 0, "padding: " + where);
@@ -128,7 +128,7 @@ TEST("quantize_rows writes its rows only") {
         kernels_of(set).quantize_rows(x.const_rows(), 40, 24, nullptr, got.rows, 1, 3);
         for (std::int64_t m : {0, 3}) {
             for (std::int64_t i = 0; i < got.rows.stride; ++i) CHECK(got.rows.codes[m * got.rows.stride + i] == 99);
-            CHECK(got.scales[static_cast<std::size_t>(2 * m + 1)] == 99 && got.sums[static_cast<std::size_t>(2 * m)] == 99);
+            CHECK(got.rows.scales[2 * m + 1] == 99 && got.rows.sums[2 * m] == 99);
         }
         CHECK(got.scales[2] != 99 && got.scales[5] != 99);
     }

@@ -5,8 +5,8 @@
 
 namespace optimc::reference {
 
-void embed_float(const void* table, FloatType type, std::int64_t features, const std::int64_t* ids, float scale, Rows out,
-                 std::int64_t rows) {
+void embed_float(const void* table, FloatType type, std::int64_t features, const std::int64_t* ids, float scale,
+                 Rows out, std::int64_t rows) {
     for (std::int64_t m = 0; m < rows; ++m)
         for (std::int64_t c = 0; c < features; ++c)
             out.data[m * out.stride + c] = element(table, type, ids[m] * features + c) * scale;
