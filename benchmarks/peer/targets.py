@@ -49,11 +49,7 @@ class FasterThan:
 
     def judge(self, samples: Samples | None) -> Verdict:
         others = [(self.metric, engine) for engine in self.others]
-        figure = samples.ratio((self.metric, OPTIMC), others) if samples else None
-        name = f"{self.metric}, over {' and '.join(self.others)}"
-        return Verdict(
-            name, f"≥ {self.factor:g}×", figure, _outcome(figure, figure is not None and figure >= self.factor)
-        )
+        return _judge_ratio(samples, self.metric, others, " and ".join(self.others), self.factor)
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,7 @@ class SlowsTo:
     factor: float
 
     def judge(self, samples: Samples | None) -> Verdict:
-        figure = samples.ratio((self.metric, OPTIMC), [(self.base, OPTIMC)]) if samples else None
-        name = f"{self.metric}, over {self.base}"
-        return Verdict(
-            name, f"≥ {self.factor:g}×", figure, _outcome(figure, figure is not None and figure >= self.factor)
-        )
+        return _judge_ratio(samples, self.metric, [(self.base, OPTIMC)], self.base, self.factor)
 
 
 @dataclass(frozen=True)
@@ -111,6 +103,15 @@ TARGETS: Sequence[Target] = (
 def judge(sections: Mapping[str, Samples]) -> list[Verdict]:
     """Return every target's verdict, in order."""
     return [target.judge(sections.get(target.section)) for target in TARGETS]
+
+
+def _judge_ratio(
+    samples: Samples | None, metric: str, others: list[tuple[str, str]], named: str, factor: float
+) -> Verdict:
+    """Whether ours is at least `factor` times the best of the (metric, engine) others."""
+    figure = samples.ratio((metric, OPTIMC), others) if samples else None
+    reached = figure is not None and figure >= factor
+    return Verdict(f"{metric}, over {named}", f"≥ {factor:g}×", figure, _outcome(figure, reached))
 
 
 def _outcome(figure: float | None, reached: bool) -> Outcome:

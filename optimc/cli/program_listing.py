@@ -9,11 +9,9 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
 from optimc.cli.format import format_bytes
-from optimc.errors import PlanCorruptError, PlanError
-from optimc.plan import Plan
+from optimc.errors import PlanError
+from optimc.plan import Plan, program_section
 from optimc.plan.cpu_program import (
     Buffer,
     CpuProgram,
@@ -40,10 +38,7 @@ def read_program(plan: Plan) -> CpuProgram:
     backend = plan.manifest.target.backend
     if backend != "cpu":
         raise PlanError(f"{plan.path}: built for target {backend}; only plans for target cpu have a program to list")
-    try:
-        return CpuProgram.model_validate(plan.manifest.program)
-    except ValidationError as error:
-        raise PlanCorruptError(f"{plan.path}: program section is damaged ({error.errors()[0]['msg']})") from error
+    return program_section.read_program(plan, CpuProgram)
 
 
 def list_program(program: CpuProgram, tensor_bytes: Callable[[str], int]) -> Iterator[str]:

@@ -53,4 +53,17 @@ inline void finish_gated_pair(const Epilogue& e, std::int64_t row, std::int64_t 
     }
 }
 
+// Store the products of rows [row, row + rows) with panel `panel`, or with the gate panel `panel` and the up panel after
+// it. sums[rows][32] are the panel's, up_sums[rows][32] those of the up panel, which only a gate reads.
+inline void finish_rows(const Epilogue& e, std::int64_t row, std::int64_t rows, std::int64_t panel, const float* sums,
+                        const float* up_sums) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+        if (e.gate == Gate::none) {
+            finish_panel(e, row + r, panel, sums + r * kPanelRows);
+        } else {
+            finish_gated_pair(e, row + r, panel / 2, sums + r * kPanelRows, up_sums + r * kPanelRows);
+        }
+    }
+}
+
 }  // namespace optimc::OPTIMC_ISA

@@ -25,15 +25,14 @@ struct Kernels {
     // Products of 8-bit activations. Exact integer sums per group, groups added in order: the result of an element
     // depends on neither range.
     void (*linear_int)(const IntWeight& weight, const QuantizedRows& x, const Epilogue& epilogue,
-                       std::int64_t row_begin, std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end,
-                       std::byte* scratch);
-    // Bytes of scratch `linear_int` and `linear_int_exact` need, 64-byte aligned, for each thread.
-    std::size_t (*linear_int_scratch)(const IntWeight& weight);
+                       std::int64_t row_begin, std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end);
 
     // Products of float32 activations x [M, features] (already in the order of the codes) with the dequantized weight.
     void (*linear_int_exact)(const IntWeight& weight, ConstRows x, const Epilogue& epilogue, std::int64_t row_begin,
                              std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end,
                              std::byte* scratch);
+    // Bytes of scratch `linear_int_exact` needs, 64-byte aligned, for each thread.
+    std::size_t (*linear_int_exact_scratch)();
 
     // Products of float32 activations with a floating-point weight: one chain of multiply-adds over features in order.
     void (*linear_float)(const FloatWeight& weight, ConstRows x, const Epilogue& epilogue, std::int64_t row_begin,

@@ -109,14 +109,7 @@ void run(const FloatWeight& weight, ConstRows x, const Epilogue& epilogue, std::
             const ConstRows tile = {x.data + row * x.stride, x.stride};
             multiply_rows<Weights>(rows, data + panel * panel_size, weight.features, tile, sums);
             if (gated) multiply_rows<Weights>(rows, data + (panel + 1) * panel_size, weight.features, tile, up_sums);
-            for (int r = 0; r < rows; ++r) {
-                const float* row_sums = sums + r * kPanelRows;
-                if (gated) {
-                    finish_gated_pair(epilogue, row + r, panel / 2, row_sums, up_sums + r * kPanelRows);
-                } else {
-                    finish_panel(epilogue, row + r, panel, row_sums);
-                }
-            }
+            finish_rows(epilogue, row, rows, panel, sums, up_sums);
         }
     }
 }

@@ -38,7 +38,7 @@ void dot_rows(std::int64_t rows, const PanelLayout& panel, const std::uint8_t* d
 }  // namespace
 
 void linear_int(const IntWeight& weight, const QuantizedRows& x, const Epilogue& epilogue, std::int64_t row_begin,
-                std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end, std::byte*) {
+                std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end) {
     const bool gated = epilogue.gate != Gate::none;
     assert(0 <= panel_begin && panel_end <= weight.panels() && x.groups == weight.groups());
     assert(!gated || (panel_begin % 2 == 0 && panel_end % 2 == 0 && epilogue.residual.data == nullptr));
@@ -59,14 +59,7 @@ void linear_int(const IntWeight& weight, const QuantizedRows& x, const Epilogue&
             const Ahead ahead = {tile == 0 && height >= kFewestRowsToPrefetch ? kAheadBytes : 0, end};
             dot(height, layout, data, x, row, ahead, sums[0]);
             if (gated) dot(height, layout, data + layout.panel_bytes, x, row, ahead, sums[1]);
-            for (std::int64_t r = 0; r < height; ++r) {
-                const float* row_sums = sums[0] + r * kPanelRows;
-                if (gated) {
-                    finish_gated_pair(epilogue, row + r, panel / 2, row_sums, sums[1] + r * kPanelRows);
-                } else {
-                    finish_panel(epilogue, row + r, panel, row_sums);
-                }
-            }
+            finish_rows(epilogue, row, height, panel, sums[0], sums[1]);
         }
     }
 }

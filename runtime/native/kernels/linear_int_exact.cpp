@@ -90,7 +90,7 @@ void multiply_panel(const IntWeight& weight, const PanelLayout& layout, const st
 
 }  // namespace
 
-std::size_t linear_int_scratch(const IntWeight&) { return sizeof(Scratch); }
+std::size_t linear_int_exact_scratch() { return sizeof(Scratch); }
 
 void linear_int_exact(const IntWeight& weight, ConstRows x, const Epilogue& epilogue, std::int64_t row_begin,
                       std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end, std::byte* scratch) {
@@ -106,14 +106,7 @@ void linear_int_exact(const IntWeight& weight, ConstRows x, const Epilogue& epil
             const ConstRows chunk = {x.data + row * x.stride, x.stride};
             multiply_panel(weight, layout, data, chunk, rows, weights, sums[0]);
             if (gated) multiply_panel(weight, layout, data + layout.panel_bytes, chunk, rows, weights, sums[1]);
-            for (std::int64_t r = 0; r < rows; ++r) {
-                const float* row_sums = sums[0] + r * kPanelRows;
-                if (gated) {
-                    finish_gated_pair(epilogue, row + r, panel / 2, row_sums, sums[1] + r * kPanelRows);
-                } else {
-                    finish_panel(epilogue, row + r, panel, row_sums);
-                }
-            }
+            finish_rows(epilogue, row, rows, panel, sums[0], sums[1]);
         }
     }
 }

@@ -95,7 +95,7 @@ void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const
         for (std::int64_t g = 0; g < out.groups; ++g) {
             const std::int64_t begin = g * group;
             const std::int64_t count = features - begin < group ? features - begin : group;
-            const std::int64_t padded = (count + 7) / 8 * 8;
+            const std::int64_t padded = padded_group(count);
             const GroupCodes result = permutation == nullptr && count % kLanes == 0
                                           ? quantize_whole(values + begin, count, codes)
                                           : quantize_group(values, permutation, begin, count, padded, codes);

@@ -12,6 +12,14 @@ namespace optimc {
 // Output features are stored in panels of 32; the last one is padded with rows of zero weights.
 constexpr int kPanelRows = 32;
 
+// Features of a group as stored: a multiple of 8. Static, as kernels call it: each instruction set needs its own copy.
+static constexpr std::int64_t padded_group(std::int64_t count) { return (count + 7) / 8 * 8; }
+
+// Features of a row of groups of `group`, the last perhaps smaller, each padded.
+static constexpr std::int64_t padded_features(std::int64_t features, std::int64_t group) {
+    return features / group * padded_group(group) + padded_group(features % group);
+}
+
 // A linear weight [N, C] in integer codes: w[n, c] = (code - zero) * scale. See optimc/plan/cpu_program.py for bytes.
 //
 // Panel after panel; in a panel group after group; a group is
@@ -37,10 +45,7 @@ struct IntWeight {
     std::int64_t group_features(std::int64_t g) const {
         return g + 1 < groups() ? group : features - (groups() - 1) * group;
     }
-    static std::int64_t padded(std::int64_t count) { return (count + 7) / 8 * 8; }
-    std::int64_t padded_features() const {
-        return (groups() - 1) * padded(group) + padded(group_features(groups() - 1));
-    }
+    std::int64_t padded_features() const { return optimc::padded_features(features, group); }
     std::int64_t group_header_bytes() const { return kPanelRows * ((wide_scales ? 4 : 2) + (has_zeros ? 1 : 0)); }
     std::int64_t code_bytes(std::int64_t padded_count) const { return padded_count * kPanelRows * bits / 8; }
     std::int64_t panel_bytes() const { return groups() * group_header_bytes() + code_bytes(padded_features()); }

@@ -29,8 +29,8 @@ struct PanelLayout {
 
     explicit PanelLayout(const IntWeight& weight)
         : groups(weight.groups()),
-          features(IntWeight::padded(weight.group)),
-          last_features(IntWeight::padded(weight.group_features(groups - 1))),
+          features(padded_group(weight.group)),
+          last_features(padded_group(weight.group_features(groups - 1))),
           header_bytes(weight.group_header_bytes()),
           panel_bytes(weight.panel_bytes()),
           bits(weight.bits),

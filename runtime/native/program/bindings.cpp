@@ -23,7 +23,7 @@
 #include "program/builder.h"
 #include "program/check_step.h"
 #include "program/names.h"
-#include "program/require.h"
+#include "require.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

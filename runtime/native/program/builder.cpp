@@ -5,7 +5,7 @@
 
 #include "kernels/kv_layout.h"
 #include "program/ops/attention_op.h"
-#include "program/require.h"
+#include "require.h"
 
 namespace optimc {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "program/require.h"
+#include "require.h"
 
 namespace optimc {
 

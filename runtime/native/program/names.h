@@ -8,7 +8,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/types.h"
-#include "program/require.h"
+#include "require.h"
 #include "program/workspace.h"
 
 namespace optimc {

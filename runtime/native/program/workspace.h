@@ -40,9 +40,7 @@ struct QuantizedBuffer {
     std::int64_t replica_offset;  // bytes into a thread's private part
 
     std::int64_t groups() const { return (features + group - 1) / group; }
-    std::int64_t padded_features() const {
-        return (groups() - 1) * IntWeight::padded(group) + IntWeight::padded(features - (groups() - 1) * group);
-    }
+    std::int64_t padded_features() const { return optimc::padded_features(features, group); }
     std::int64_t bytes(std::int64_t capacity) const {
         return aligned(terms * capacity * padded_features()) + 2 * aligned(terms * capacity * groups() * 4);
     }

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "require.h"
 #include "sampling/cutoff.h"
 #include "sampling/draw.h"
 #include "sampling/philox.h"
@@ -41,10 +42,6 @@ using Row = Vector<float>;
 
 template <typename T>
 using Output = nb::ndarray<nb::numpy, T>;
-
-void require(bool ok, const std::string& message) {
-    if (!ok) throw nb::value_error(message.c_str());
-}
 
 template <typename T>
 Output<T> make_output(std::vector<T>&& values, std::initializer_list<std::size_t> shape) {

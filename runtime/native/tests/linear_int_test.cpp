@@ -23,7 +23,7 @@ struct Activations {
         for (std::int64_t m = 0; m < count; ++m) {
             for (std::int64_t g = 0; g < weight.groups(); ++g) {
                 std::int32_t sum = 0;
-                for (std::int64_t i = 0; i < IntWeight::padded(weight.group_features(g)); ++i) {
+                for (std::int64_t i = 0; i < padded_group(weight.group_features(g)); ++i) {
                     int code = static_cast<int>(random() % 255) - 127;
                     if (random() % 8 == 0) code = random() % 2 == 0 ? 127 : -127;
                     if (i >= weight.group_features(g)) code = 0;
@@ -51,9 +51,9 @@ TEST("linear_int matches its reference; rows, panels and M change no bit") {
             [&](const Epilogue& epilogue) {
                 reference::linear_int(packed.weight, x.rows, epilogue, test::kProductRows);
             },
-            [&](const Kernels& kernels, const Epilogue& epilogue, const test::Ranges& at, std::byte* scratch) {
+            [&](const Kernels& kernels, const Epilogue& epilogue, const test::Ranges& at, std::byte*) {
                 kernels.linear_int(packed.weight, x.rows, epilogue, at.row_begin, at.row_end, at.panel_begin,
-                                   at.panel_end, scratch);
+                                   at.panel_end);
             });
     });
 }
@@ -73,8 +73,7 @@ TEST("linear_int: the largest codes fit every sum") {
                 x.sums.assign(4, code * static_cast<std::int32_t>(kFeatures));
                 TestRows out(4, 32);
                 const Epilogue epilogue = {out.rows(), 32, nullptr, {nullptr, 0}, Gate::none};
-                kernels_of(set).linear_int(packed.weight, x.rows, epilogue, 0, 4, 0, 1,
-                                           test::Scratch(kernels_of(set), packed.weight).data());
+                kernels_of(set).linear_int(packed.weight, x.rows, epilogue, 0, 4, 0, 1);
                 const auto want = static_cast<float>(kFeatures * code * ((1 << bits) - 1));
                 for (std::int64_t m = 0; m < 4; ++m)
                     for (std::int64_t n = 0; n < 32; ++n) CHECK(out.at(m, n) == want);
@@ -91,8 +90,7 @@ TEST("linear_int: a poisoned group shows in its row only") {
         x.scales[4] = NAN;
         TestRows out(3, 32);
         const Epilogue epilogue = {out.rows(), 32, nullptr, {nullptr, 0}, Gate::none};
-        kernels_of(set).linear_int(packed.weight, x.rows, epilogue, 0, 3, 0, 1,
-                                   test::Scratch(kernels_of(set), packed.weight).data());
+        kernels_of(set).linear_int(packed.weight, x.rows, epilogue, 0, 3, 0, 1);
         for (std::int64_t n = 0; n < 32; ++n) {
             CHECK(std::isnan(out.at(1, n)));
             CHECK(!std::isnan(out.at(0, n)) && !std::isnan(out.at(2, n)));

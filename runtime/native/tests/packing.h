@@ -89,7 +89,7 @@ inline PackedWeight pack(const PlainWeight& plain) {
                 return plain.codes[static_cast<std::size_t>((panel * kPanelRows + r) * plain.features +
                                                             g * plain.group + i)];
             };
-            const std::int64_t padded = IntWeight::padded(weight.group_features(g));
+            const std::int64_t padded = padded_group(weight.group_features(g));
             for (std::int64_t i = 0; i < padded; i += 32 / plain.bits) {
                 for (int r = 0; r < kPanelRows; ++r) {
                     for (int j = 0; j < 4; ++j) {

@@ -20,8 +20,8 @@ struct Ranges {
 
 class Scratch {
 public:
-    Scratch(const Kernels& kernels, const IntWeight& weight)
-        : data_(static_cast<std::byte*>(std::aligned_alloc(64, (kernels.linear_int_scratch(weight) + 64) / 64 * 64))) {}
+    explicit Scratch(const Kernels& kernels)
+        : data_(static_cast<std::byte*>(std::aligned_alloc(64, (kernels.linear_int_exact_scratch() + 64) / 64 * 64))) {}
     ~Scratch() { std::free(data_); }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
@@ -48,7 +48,7 @@ void expect_product(const IntShape& shape, const IntWeight& weight, const std::s
     for (InstructionSet set : supported_instruction_sets()) {
         const Kernels& kernels = kernels_of(set);
         const std::string where = what + ", " + kernels.name;
-        const Scratch scratch(kernels, weight);
+        const Scratch scratch(kernels);
         // Row by row: what every other cut must repeat.
         TestRows alone(kProductRows, outputs, 3);
         for (std::int64_t m = 0; m < kProductRows; ++m) {

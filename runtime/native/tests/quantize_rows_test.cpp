@@ -24,7 +24,7 @@ struct Result {
     Result(std::int64_t count, std::int64_t features, std::int64_t group) {
         const std::int64_t groups = (features + group - 1) / group;
         const std::int64_t last = features - (groups - 1) * group;
-        const std::int64_t stride = (groups - 1) * IntWeight::padded(group) + IntWeight::padded(last);
+        const std::int64_t stride = (groups - 1) * padded_group(group) + padded_group(last);
         codes.assign(static_cast<std::size_t>(count * stride), 99);
         scales.assign(static_cast<std::size_t>(count * groups), 99);
         sums.assign(static_cast<std::size_t>(count * groups), 99);
@@ -54,8 +54,8 @@ void expect_like_reference(const Kernels& kernels, const TestRows& x, std::int64
     for (std::int64_t m = 0; m < count; ++m) {
         const std::int8_t* codes = got.rows.codes + m * got.rows.stride;
         for (std::int64_t g = 0; g < got.rows.groups; ++g) {
-            const std::int64_t begin = g * IntWeight::padded(group);
-            const std::int64_t end = std::min(begin + IntWeight::padded(group), got.rows.stride);
+            const std::int64_t begin = g * padded_group(group);
+            const std::int64_t end = std::min(begin + padded_group(group), got.rows.stride);
             CHECK_MESSAGE(std::accumulate(codes + begin, codes + end, 0) == got.rows.sums[m * got.rows.groups + g],
                           "sums: " + where);
             const std::int64_t filled = std::min(group, features - g * group);

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from optimc.errors import ConfigError, EngineError, Fault, PlanCorruptError, PlanTargetError
+from optimc.errors import ConfigError, EngineError, Fault, PlanTargetError
 from optimc.plan import Plan
 from optimc.plan.cpu_program import CpuProgram
+from optimc.plan.program_section import read_program
 from optimc_runtime import _native
 from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.cores import usable_cores
@@ -44,7 +44,7 @@ class CpuExecutor:
         if manifest.target.requirements:
             unknown = ", ".join(f"{name} {wanted}" for name, wanted in manifest.target.requirements.items())
             raise PlanTargetError(f"{plan.path}: requires {unknown}, which this optimc cannot check; update it")
-        program = _parse(plan)
+        program = read_program(plan, CpuProgram)
         kv = manifest.kv
         try:
             instruction_set = _native.default_instruction_set()
@@ -101,12 +101,3 @@ class CpuExecutor:
         """Release the pool, the threads and the weights. The executor cannot be used afterwards, the last step's
         logits can."""
         self._program.close()
-
-
-def _parse(plan: Plan) -> CpuProgram:
-    try:
-        return CpuProgram.model_validate(plan.manifest.program)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise PlanCorruptError(f"{plan.path}: program section is damaged ({where}: {first['msg']})") from error

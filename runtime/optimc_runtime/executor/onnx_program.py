@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from optimc.errors import PlanCorruptError
-from optimc.plan import Plan
+from pydantic import BaseModel, ConfigDict
 
 
 class _Section(BaseModel):
@@ -61,13 +58,3 @@ class OnnxProgram(_Section):
     attention: AttentionPorts
     int8_activations: bool
     """Whether fused quantized kernels may round activations to 8 bits."""
-
-    @classmethod
-    def from_plan(cls, plan: Plan) -> OnnxProgram:
-        """Read the plan's program section. Raises PlanCorruptError if it is not one of ONNX Runtime's."""
-        try:
-            return cls.model_validate(plan.manifest.program)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise PlanCorruptError(f"{plan.path}: program section is damaged ({where}: {first['msg']})") from error

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from optimc.errors import EngineError, MissingExtraError, PlanCorruptError, PlanTargetError
 from optimc.plan import Plan
+from optimc.plan.program_section import read_program
 from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.external_weights import ExternalWeight, declare_weights
 from optimc_runtime.executor.onnx_program import OnnxProgram
@@ -47,7 +48,7 @@ class OnnxRuntimeExecutor:
         """
         manifest = plan.manifest
         runtime = _checked_runtime(plan)
-        program = OnnxProgram.from_plan(plan)
+        program = read_program(plan, OnnxProgram)
         if len(program.attention.layers) != len(manifest.kv.layers):
             raise PlanCorruptError(
                 f"{plan.path}: {len(manifest.kv.layers)} layers in the KV layout, "

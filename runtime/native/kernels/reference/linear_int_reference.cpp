@@ -12,7 +12,7 @@ IntElement int_element(const IntWeight& weight, std::int64_t n, std::int64_t c) 
     const std::int64_t g = c / weight.group;
     const std::int64_t i = c % weight.group;
     const std::int64_t row = n % kPanelRows;
-    const std::int64_t full_group = weight.group_header_bytes() + weight.code_bytes(IntWeight::padded(weight.group));
+    const std::int64_t full_group = weight.group_header_bytes() + weight.code_bytes(padded_group(weight.group));
     const std::uint8_t* scales = weight.data + n / kPanelRows * weight.panel_bytes() + g * full_group;
     const std::uint8_t* zeros = scales + kPanelRows * (weight.wide_scales ? 4 : 2);
     const std::uint8_t* codes = scales + weight.group_header_bytes();
@@ -45,7 +45,7 @@ void linear_int(const IntWeight& weight, const QuantizedRows& x, const Epilogue&
                 double scale = 0;
                 for (std::int64_t i = 0; i < weight.group_features(g); ++i) {
                     const IntElement w = int_element(weight, static_cast<std::int64_t>(n), g * weight.group + i);
-                    sum += (w.code - w.zero) * x.codes[m * x.stride + g * IntWeight::padded(weight.group) + i];
+                    sum += (w.code - w.zero) * x.codes[m * x.stride + g * padded_group(weight.group) + i];
                     scale = w.scale;
                 }
                 products[n] += static_cast<double>(sum) * scale * x.scales[m * x.groups + g];

@@ -10,7 +10,7 @@ void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const
     for (std::int64_t m = 0; m < rows; ++m) {
         std::int8_t* codes = out.codes + m * out.stride;
         std::fill(codes, codes + out.stride, std::int8_t{0});
-        for (std::int64_t g = 0; g < out.groups; ++g, codes += IntWeight::padded(group)) {
+        for (std::int64_t g = 0; g < out.groups; ++g, codes += padded_group(group)) {
             const auto feature = [&](std::int64_t c) {
                 return x.data[m * x.stride + (permutation == nullptr ? c : permutation[c])];
             };

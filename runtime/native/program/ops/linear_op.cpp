@@ -40,7 +40,7 @@ void run_terms(const Context& context, const IntWeight& weight, int quantized, s
         Epilogue ends = epilogue;
         for (int term = 0; term < terms; ++term) {
             context.kernels.linear_int(weight, workspace.quantized_rows(quantized, num_rows, thread, term), ends,
-                                       rows.begin, rows.end, begin, end, workspace.scratch(thread));
+                                       rows.begin, rows.end, begin, end);
             ends.bias = nullptr;
             ends.residual = {epilogue.out.data, epilogue.out.stride};
         }
@@ -78,8 +78,8 @@ void LinearOp::run(const Context& context, int thread) {
 }
 
 std::size_t LinearOp::scratch_bytes(const Kernels& kernels) const {
-    const auto* codes = std::get_if<IntWeight>(&weight_);
-    return codes == nullptr ? 0 : kernels.linear_int_scratch(*codes);
+    const bool exact = std::holds_alternative<IntWeight>(weight_) && std::holds_alternative<View>(x_);
+    return exact ? kernels.linear_int_exact_scratch() : 0;
 }
 
 }  // namespace optimc

@@ -39,7 +39,7 @@ void quantize_row(const Context& context, ConstRows x, const std::int32_t* permu
             const float value = values[permutation == nullptr ? i : permutation[i]];
             remainder[i] = value - static_cast<float>(codes[i - begin]) * *scales;
         }
-        codes += IntWeight::padded(end - begin);
+        codes += padded_group(end - begin);
     }
     context.kernels.quantize_rows({remainder, 0}, buffer.features, buffer.group, nullptr,
                                   context.workspace.quantized_rows(index, num_rows, thread, 1), row, row + 1);

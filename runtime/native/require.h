@@ -1,4 +1,4 @@
-// How a program, and a step of one, is refused.
+// How bad input to native code is refused: Python sees a ValueError.
 #pragma once
 
 #include <stdexcept>
