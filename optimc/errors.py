@@ -93,7 +93,14 @@ class PassError(OptimcError):
 
 
 class VerifyError(PassError):
-    """The graph after a pass breaks a dialect rule, or no longer computes what it computed before."""
+    """The graph after a pass breaks a dialect rule, or no longer computes what it computed before.
+
+    `node` is the node that is at fault, where one could be found.
+    """
+
+    def __init__(self, name: str, done: Sequence[str], message: str, *, node: str | None = None) -> None:
+        self.node = node
+        super().__init__(name, done, message)
 
 
 class LoweringError(OptimcError):

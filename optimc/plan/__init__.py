@@ -1,5 +1,6 @@
 """The plan file: one safetensors container holding an engine and everything needed to serve it."""
 
+from optimc.plan.fusion_report import DeclinedSites, FusionReport, GraphReport, NearestMiss
 from optimc.plan.manifest import (
     FORMAT_VERSION,
     KvLayer,
@@ -19,11 +20,15 @@ from optimc.plan.writer import PlanTensor, write_plan
 
 __all__ = [
     "FORMAT_VERSION",
+    "DeclinedSites",
+    "FusionReport",
+    "GraphReport",
     "KvLayer",
     "KvLayout",
     "Limits",
     "Manifest",
     "ModelInfo",
+    "NearestMiss",
     "PassReport",
     "Plan",
     "PlanTensor",

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from optimc.plan.fusion_report import FusionReport, GraphReport
+
 FORMAT_VERSION = 1
 
 KvDtype = Literal["float32", "bfloat16", "float16", "int8", "int4", "fp8"]
@@ -96,6 +98,8 @@ class PassReport(_Section):
     metrics: dict[str, float | int | str] = Field(default_factory=dict)
     decisions: tuple[str, ...] = ()
     """Choices with their reasons, one sentence each."""
+    fusion: FusionReport | None = None
+    """What a graph pass did to the graph; None for a weight pass, and in plans built before it was recorded."""
 
 
 class Quality(_Section):
@@ -133,6 +137,8 @@ class Manifest(_Section):
     program: dict[str, Any] = Field(default_factory=dict)
     """Private to the target: how its executor finds program bytes and weights among the tensors."""
     passes: tuple[PassReport, ...] = ()
+    graph: GraphReport | None = None
+    """Node counts and seconds of the graph stage; None in plans built before they were recorded."""
     source: Source
     quality: Quality | None = None
     tensors: dict[str, TensorInfo] = Field(default_factory=dict)

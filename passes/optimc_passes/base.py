@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from optimc.errors import OptimcError, PassError
-from optimc.plan import PassReport
+from optimc.plan import FusionReport, PassReport
 from optimc.progress import Progress, no_progress
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.memory import PeakMemory
@@ -58,6 +58,8 @@ class PassResult:
     metrics: Metrics = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
     """Choices with their reasons, one sentence each."""
+    fusion: FusionReport | None = None
+    """What a graph pass matched and declined; the pipeline adds nodes, traffic and error before and after."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Pass(ABC, Generic[ConfigT]):
     stage: ClassVar[Stage]
     config_type: ClassVar[type[PassConfig]]
     uses_calibration: ClassVar[bool] = False
+    source_digest: ClassVar[str | None] = None
+    """SHA-256 of the file a user's pass comes from, so that editing it makes a new result; None for our own."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -96,7 +100,10 @@ class Pass(ABC, Generic[ConfigT]):
     def result_key(self, artifact: Artifact) -> str:
         """Return the content address of what this pass makes of `artifact`."""
         calibration = artifact.calibration.digest if self.uses_calibration and artifact.calibration else None
-        return derive_key(artifact.key, self.name, self.version, self.describe_config(), calibration)
+        parts = [self.name, self.version, self.describe_config(), calibration]
+        if self.source_digest is not None:
+            parts.append(self.source_digest)
+        return derive_key(artifact.key, *parts)
 
     def describe_config(self) -> dict[str, Any]:
         """Return the configuration as JSON values, defaults included."""
@@ -131,6 +138,7 @@ class Pass(ABC, Generic[ConfigT]):
             peak_bytes=memory.peak_bytes,
             metrics=result.metrics,
             decisions=result.decisions,
+            fusion=result.fusion,
         )
         return PassOutcome(after, report)
 
