@@ -2,6 +2,7 @@
 
 from optimc_passes.dialect.add_rms_norm import ADD_RMS_NORM, AddRmsNorm, add_rms_norm
 from optimc_passes.dialect.decompose import LayerPorts, PagedPorts, WindowInputs, decompose_causal, decompose_paged
+from optimc_passes.dialect.decompose_fused import decompose_fused
 from optimc_passes.dialect.gated_activation import (
     ACTIVATIONS,
     GATED_ACTIVATION,
@@ -43,6 +44,7 @@ __all__ = [
     "attend",
     "causal_attention",
     "decompose_causal",
+    "decompose_fused",
     "decompose_paged",
     "gated_activation",
     "is_paged_attention",

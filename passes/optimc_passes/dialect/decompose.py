@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.tape import Tape
 
-from optimc_passes.dialect.paged_attention import DOMAIN, PagedAttention, is_paged_attention
+from optimc_passes.dialect.decompose_fused import decompose_fused
+from optimc_passes.dialect.paged_attention import PagedAttention, is_paged_attention
+from optimc_passes.dialect.replacement import Prologue, Replacement, operand
 
 QUERY_INDEX = "query_index"
 UNPAD_INDEX = "unpad_index"
@@ -64,97 +65,49 @@ class PagedPorts:
     """Indexed by layer."""
 
 
-class _Body:
-    """Records the nodes that replace one PagedAttention node."""
-
-    def __init__(self, constants: dict[str, ir.Value], constant_tape: Tape) -> None:
-        self.tape = Tape()
-        self._constants = constants
-        self._constant_tape = constant_tape
-
-    def op(self, op_type: str, *inputs: ir.Value, **attributes: int | float | Sequence[int]) -> ir.Value:
-        return self.tape.op(op_type, inputs, attributes)
-
-    def constant(self, array: np.ndarray) -> ir.Value:
-        """Return a constant; equal ones are shared across layers."""
-        key = f"{array.dtype}{array.shape}{array.tolist()}"
-        if key not in self._constants:
-            self._constants[key] = self._constant_tape.op("Constant", (), {"value": ir.tensor(array)})
-        return self._constants[key]
-
-    def ints(self, *values: int) -> ir.Value:
-        return self.constant(np.array(values, np.int64))
-
-    def scalar(self, value: float) -> ir.Value:
-        return self.constant(np.array(value, np.float32))
-
-    def attend(
-        self, spec: PagedAttention, q: ir.Value, keys: ir.Value, values: ir.Value, visible: ir.Value
-    ) -> ir.Value:
-        """Return [B, Q, H*D] from q [B, Q, H*D], keys and values [B, K, Hkv*D], visible bool [B, 1, 1, Q, K]."""
-        heads, group, dim = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim
-        scaled = self.op("Mul", q, self.scalar(spec.scale))
-        # Query heads stay grouped by the K/V head they share, so that K/V broadcast instead of being repeated.
-        q_heads = self._heads(scaled, (heads, group, dim), perm=[0, 2, 3, 1, 4])
-        k_heads = self._heads(keys, (heads, 1, dim), perm=[0, 2, 3, 4, 1])
-        v_heads = self._heads(values, (heads, 1, dim), perm=[0, 2, 3, 1, 4])
-        scores = self.op("MatMul", q_heads, k_heads)
-        if spec.softcap:
-            cap = self.scalar(spec.softcap)
-            scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
-        masked = self.op("Where", visible, scores, self.scalar(-np.inf))
-        mixed = self.op("MatMul", self.op("Softmax", masked, axis=-1), v_heads)
-        return self.op("Reshape", self.op("Transpose", mixed, perm=[0, 3, 1, 2, 4]), self.ints(0, 0, spec.q_width))
-
-    def _heads(self, packed: ir.Value, split: tuple[int, int, int], perm: Sequence[int]) -> ir.Value:
-        """Split the last axis of [B, X, width] into three and reorder the five axes."""
-        return self.op("Transpose", self.op("Reshape", packed, self.ints(0, 0, *split)), perm=perm)
-
-
 def decompose_causal(model: ir.Model) -> ir.Model:
     """Return a copy in which each PagedAttention attends causally over one sequence of T tokens at 0..T-1.
 
     The copy has the same inputs and outputs, shares the initializers' tensors, and imports standard ONNX only.
     """
-    model = model.clone()
+    model = decompose_fused(model)
     graph = model.graph
-    constants: dict[str, ir.Value] = {}
-    prologue = Tape()
+    prologue = Prologue()
     masks: dict[int, ir.Value] = {}
 
-    def visible(body: _Body, window: int) -> ir.Value:
+    def visible(window: int) -> ir.Value:
         if window not in masks:
-            shape = prologue.op("Shape", [_input(graph, "input_ids")])
-            count = prologue.op("Squeeze", [shape])
-            zero, one = body.constant(np.array(0, np.int64)), body.constant(np.array(1, np.int64))
-            positions = prologue.op("Range", [zero, count, one])
-            rows = prologue.op("Unsqueeze", [positions, body.ints(1)])
-            distance = prologue.op("Sub", [rows, positions])
-            mask = prologue.op("GreaterOrEqual", [distance, zero])
+            tape = prologue.tape
+            shape = tape.op("Shape", [_input(graph, "input_ids")])
+            count = tape.op("Squeeze", [shape])
+            zero, one = prologue.constant(np.array(0, np.int64)), prologue.constant(np.array(1, np.int64))
+            positions = tape.op("Range", [zero, count, one])
+            rows = tape.op("Unsqueeze", [positions, prologue.ints(1)])
+            distance = tape.op("Sub", [rows, positions])
+            mask = tape.op("GreaterOrEqual", [distance, zero])
             if window:
-                inside = prologue.op("Less", [distance, body.constant(np.array(window, np.int64))])
-                mask = prologue.op("And", [mask, inside])
-            masks[window] = prologue.op("Unsqueeze", [mask, body.ints(0, 1, 2)])
+                inside = tape.op("Less", [distance, prologue.constant(np.array(window, np.int64))])
+                mask = tape.op("And", [mask, inside])
+            masks[window] = tape.op("Unsqueeze", [mask, prologue.ints(0, 1, 2)])
         return masks[window]
 
     for node in _attention_nodes(graph):
         spec = PagedAttention.from_node(node)
-        body = _Body(constants, prologue)
-        mask = visible(body, spec.window)
-        q, k, v = (body.op("Unsqueeze", _operand(node, i), body.ints(0)) for i in range(3))
-        _replace(graph, node, body, body.op("Squeeze", body.attend(spec, q, k, v, mask), body.ints(0)))
-    _finish(model, prologue)
+        body = Replacement(prologue)
+        mask = visible(spec.window)
+        q, k, v = (body.op("Unsqueeze", operand(node, i), body.ints(0)) for i in range(3))
+        body.put(graph, node, body.op("Squeeze", _attend(body, spec, q, k, v, mask), body.ints(0)))
+    prologue.insert(model)
     return model
 
 
 def decompose_paged(model: ir.Model) -> tuple[ir.Model, PagedPorts]:
     """Return a copy in which each PagedAttention reads the pool, with the ports that were added to the graph."""
-    model = model.clone()
+    model = decompose_fused(model)
     graph = model.graph
     nodes = _attention_nodes(graph)
     specs = [PagedAttention.from_node(node) for node in nodes]
-    constants: dict[str, ir.Value] = {}
-    prologue = Tape()
+    prologue = Prologue()
     query_index = _add_input(graph, QUERY_INDEX, ir.DataType.INT64, ("B", "Q"))
     unpad_index = _add_input(graph, UNPAD_INDEX, ir.DataType.INT64, ("T",))
     windows: dict[int, tuple[WindowInputs, ir.Value, ir.Value]] = {}
@@ -163,7 +116,7 @@ def decompose_paged(model: ir.Model) -> tuple[ir.Model, PagedPorts]:
         names = WindowInputs(window, f"context_slots{suffix}", f"mask{suffix}")
         context = _add_input(graph, names.context_slots, ir.DataType.INT64, ("B", f"C{suffix}"))
         mask = _add_input(graph, names.mask, ir.DataType.BOOL, ("B", "Q", f"K{suffix}"))
-        windows[window] = names, context, prologue.op("Unsqueeze", [mask, _Body(constants, prologue).ints(1, 2)])
+        windows[window] = names, context, prologue.tape.op("Unsqueeze", [mask, prologue.ints(1, 2)])
     layers: dict[int, LayerPorts] = {}
     for node, spec in zip(nodes, specs, strict=True):
         ports = LayerPorts(
@@ -175,35 +128,53 @@ def decompose_paged(model: ir.Model) -> tuple[ir.Model, PagedPorts]:
         )
         layers[spec.layer] = ports
         _, context, visible = windows[spec.window]
-        body = _Body(constants, prologue)
+        body = Replacement(prologue)
         seen: list[ir.Value] = []
-        for operand, pool_name, step_name in (
-            (_operand(node, 1), ports.key_pool, ports.step_keys),
-            (_operand(node, 2), ports.value_pool, ports.step_values),
+        for written, pool_name, step_name in (
+            (operand(node, 1), ports.key_pool, ports.step_keys),
+            (operand(node, 2), ports.value_pool, ports.step_values),
         ):
             pool = _add_input(graph, pool_name, ir.DataType.FLOAT, ("rows", spec.kv_width))
             past = body.op("Gather", pool, context, axis=0)
-            present = body.op("Gather", operand, query_index, axis=0)
+            present = body.op("Gather", written, query_index, axis=0)
             seen.append(body.op("Concat", past, present, axis=1))
-            step = body.op("Identity", operand)
+            step = body.op("Identity", written)
             step.name, step.dtype, step.shape = step_name, ir.DataType.FLOAT, ir.Shape(["T", spec.kv_width])
             graph.outputs.append(step)
-        q = body.op("Gather", _operand(node, 0), query_index, axis=0)
-        padded = body.op("Reshape", body.attend(spec, q, seen[0], seen[1], visible), body.ints(-1, spec.q_width))
-        _replace(graph, node, body, body.op("Gather", padded, unpad_index, axis=0))
-    _finish(model, prologue)
+        q = body.op("Gather", operand(node, 0), query_index, axis=0)
+        padded = body.op("Reshape", _attend(body, spec, q, seen[0], seen[1], visible), body.ints(-1, spec.q_width))
+        body.put(graph, node, body.op("Gather", padded, unpad_index, axis=0))
+    prologue.insert(model)
     ports_by_layer = tuple(layers[layer] for layer in sorted(layers))
     return model, PagedPorts(QUERY_INDEX, UNPAD_INDEX, tuple(entry[0] for entry in windows.values()), ports_by_layer)
 
 
+def _attend(
+    body: Replacement, spec: PagedAttention, q: ir.Value, keys: ir.Value, values: ir.Value, visible: ir.Value
+) -> ir.Value:
+    """Return [B, Q, H*D] from q [B, Q, H*D], keys and values [B, K, Hkv*D], visible bool [B, 1, 1, Q, K]."""
+    heads, group, dim = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim
+
+    def split_heads(packed: ir.Value, split: tuple[int, int, int], perm: Sequence[int]) -> ir.Value:
+        """Split the last axis of [B, X, width] into three and reorder the five axes."""
+        return body.op("Transpose", body.op("Reshape", packed, body.ints(0, 0, *split)), perm=perm)
+
+    scaled = body.op("Mul", q, body.scalar(spec.scale))
+    # Query heads stay grouped by the K/V head they share, so that K/V broadcast instead of being repeated.
+    q_heads = split_heads(scaled, (heads, group, dim), perm=[0, 2, 3, 1, 4])
+    k_heads = split_heads(keys, (heads, 1, dim), perm=[0, 2, 3, 4, 1])
+    v_heads = split_heads(values, (heads, 1, dim), perm=[0, 2, 3, 1, 4])
+    scores = body.op("MatMul", q_heads, k_heads)
+    if spec.softcap:
+        cap = body.scalar(spec.softcap)
+        scores = body.op("Mul", body.op("Tanh", body.op("Div", scores, cap)), cap)
+    masked = body.op("Where", visible, scores, body.scalar(-np.inf))
+    mixed = body.op("MatMul", body.op("Softmax", masked, axis=-1), v_heads)
+    return body.op("Reshape", body.op("Transpose", mixed, perm=[0, 3, 1, 2, 4]), body.ints(0, 0, spec.q_width))
+
+
 def _attention_nodes(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if is_paged_attention(node)]
-
-
-def _operand(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index]
-    assert value is not None, "verify_graph requires q, k and v"
-    return value
 
 
 def _input(graph: ir.Graph, name: str) -> ir.Value:
@@ -214,15 +185,3 @@ def _add_input(graph: ir.Graph, name: str, dtype: ir.DataType, shape: tuple[str 
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
     graph.inputs.append(value)
     return value
-
-
-def _replace(graph: ir.Graph, node: ir.Node, body: _Body, result: ir.Value) -> None:
-    """Put the body where the node was; `result` takes over the name, type, shape and users of its output."""
-    ir.convenience.replace_nodes_and_values(graph, node, [node], body.tape.nodes, node.outputs, [result])
-
-
-def _finish(model: ir.Model, prologue: Tape) -> None:
-    """Insert what all layers share before everything else, and drop the dialect's import."""
-    if prologue.nodes:
-        model.graph.insert_before(model.graph[0], prologue.nodes)
-    model.opset_imports.pop(DOMAIN, None)
