@@ -11,9 +11,10 @@ Quantized parts come in the layout of ONNX DequantizeLinear (opset 21 and later,
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
@@ -79,6 +80,40 @@ class Concat:
     def read(self, store: Store) -> NDArray[Any]:
         """Compute the array."""
         return np.concatenate([part.read(store) for part in self.parts], axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Something floating times a number, float32."""
+
+    source: Expression
+    factor: float
+
+    def describe(self, store: Store) -> tuple[ir.DataType, tuple[int, ...]]:
+        """Dtype and shape the expression has over `store`."""
+        return _floating(self.source, store)
+
+    def read(self, store: Store) -> NDArray[Any]:
+        """Compute the array."""
+        scaled: NDArray[Any] = self.source.read(store) * np.float32(self.factor)
+        return scaled
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Something floating plus a number, float32: a norm's weight that the checkpoint counts from 1."""
+
+    source: Expression
+    term: float
+
+    def describe(self, store: Store) -> tuple[ir.DataType, tuple[int, ...]]:
+        """Dtype and shape the expression has over `store`."""
+        return _floating(self.source, store)
+
+    def read(self, store: Store) -> NDArray[Any]:
+        """Compute the array."""
+        shifted: NDArray[Any] = self.source.read(store) + np.float32(self.term)
+        return shifted
 
 
 @dataclass(frozen=True)
@@ -169,7 +204,7 @@ class Permutation:
         return weight.permutation
 
 
-Expression = Param | Transposed | Concat | Codes | Scales | Zeros | Permutation
+Expression = Param | Transposed | Concat | Scaled | Shifted | Codes | Scales | Zeros | Permutation
 
 _CODE_ARRAYS: dict[ir.DataType, np.dtype] = {
     ir.DataType.UINT4: np.dtype(ml_dtypes.uint4),
@@ -177,7 +212,7 @@ _CODE_ARRAYS: dict[ir.DataType, np.dtype] = {
     ir.DataType.UINT8: np.dtype(np.uint8),
     ir.DataType.INT8: np.dtype(np.int8),
 }
-_KINDS = {kind.__name__: kind for kind in (Param, Transposed, Concat, Codes, Scales, Zeros, Permutation)}
+_KINDS: dict[str, type[Expression]] = {kind.__name__: kind for kind in get_args(Expression)}
 
 
 def code_dtype(bits: int, *, symmetric: bool) -> ir.DataType:
@@ -189,6 +224,16 @@ def code_dtype(bits: int, *, symmetric: bool) -> ir.DataType:
     return ir.DataType.INT8 if symmetric else ir.DataType.UINT8
 
 
+def keeps_dtype(dtype: np.dtype, factor: float) -> bool:
+    """Whether every weight of the dtype stays one of it when it is multiplied by a number.
+
+    float16 has too few exponents to promise that of anything.
+    """
+    if dtype == np.float32:
+        return True
+    return dtype == ml_dtypes.bfloat16 and math.frexp(factor)[0] in (0.5, -0.5)
+
+
 def to_json(expression: Expression) -> dict[str, Any]:
     """Describe an expression as JSON values; `from_json` reads it back."""
     kind = type(expression).__name__
@@ -197,6 +242,8 @@ def to_json(expression: Expression) -> dict[str, Any]:
             return {"kind": kind, "source": to_json(source)}
         case Concat(parts, axis):
             return {"kind": kind, "parts": [to_json(part) for part in parts], "axis": axis}
+        case Scaled(source) | Shifted(source):
+            return {"kind": kind, **vars(expression), "source": to_json(source)}
         case _:
             return {"kind": kind, **vars(expression)}
 
@@ -234,6 +281,14 @@ class WeightTensor(ir.LazyTensor):
 
     def __repr__(self) -> str:
         return f"WeightTensor<{self.dtype},{self.shape}>({self.expression!r})"
+
+
+def _floating(source: Expression, store: Store) -> tuple[ir.DataType, tuple[int, ...]]:
+    """Return dtype and shape of what is computed element by element from `source`."""
+    dtype, shape = source.describe(store)
+    if dtype != ir.DataType.FLOAT:
+        raise ValueError(f"only float32 is scaled or shifted, {source} is {dtype}")
+    return dtype, shape
 
 
 def _get(store: Store, name: str) -> Weight:

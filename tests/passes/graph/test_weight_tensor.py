@@ -12,12 +12,15 @@ from optimc_passes.graph.weight_tensor import (
     Concat,
     Param,
     Permutation,
+    Scaled,
     Scales,
+    Shifted,
     Transposed,
     WeightTensor,
     Zeros,
     code_dtype,
     from_json,
+    keeps_dtype,
     to_json,
 )
 from optimc_passes.weights import Dense, Quantized, WeightStore
@@ -59,6 +62,14 @@ STORE = WeightStore(
         (Param("half"), ir.DataType.FLOAT, DENSE),
         (Transposed(Param("half")), ir.DataType.FLOAT, DENSE.T),
         (Concat((Param("dense"), Param("half")), 0), ir.DataType.FLOAT, np.concatenate([DENSE, DENSE])),
+        (Scaled(Param("half"), 0.1), ir.DataType.FLOAT, DENSE * np.float32(0.1)),
+        (Scaled(Scales("four"), 3.0), ir.DataType.FLOAT, SCALES.T * 3),
+        (Shifted(Param("half"), 1.0), ir.DataType.FLOAT, DENSE + 1),
+        (
+            Concat((Scaled(Param("dense"), 2.0), Param("half")), 0),
+            ir.DataType.FLOAT,
+            np.concatenate([2 * DENSE, DENSE]),
+        ),
         (Codes("four"), ir.DataType.UINT4, CODES.T),
         (Codes("eight"), ir.DataType.UINT8, CODES.T),
         (Codes("symmetric"), ir.DataType.INT4, CODES.T.astype(int) - 8),
@@ -95,6 +106,9 @@ def test_its_bytes_are_what_onnx_reads_back():
         Concat((Codes("a"), Codes("b")), 1),
         Zeros("a"),
         Permutation("a", inverse=True),
+        Scaled(Transposed(Param("a")), 0.1),
+        Shifted(Param("a"), 1.0),
+        Concat((Scaled(Scales("a"), 3.0), Scales("b")), 1),
     ],
 )
 def test_json_reads_back_equal(expression):
@@ -155,3 +169,25 @@ def test_codes_of_odd_widths_take_the_smallest_type_that_holds_them():
     assert code_dtype(5, symmetric=True) == ir.DataType.INT8
     with pytest.raises(ValueError, match="1 to 8 bits"):
         code_dtype(9, symmetric=True)
+
+
+@pytest.mark.parametrize("expression", [Codes("four"), Zeros("four"), Permutation("four")])
+def test_integers_are_neither_scaled_nor_shifted(expression):
+    for changed in (Scaled(expression, 2.0), Shifted(expression, 1.0)):
+        with pytest.raises(ValueError, match="only float32 is scaled or shifted"):
+            WeightTensor(changed, STORE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "kept"),
+    [
+        (np.float32, 0.1, True),
+        (ml_dtypes.bfloat16, 0.25, True),
+        (ml_dtypes.bfloat16, -8.0, True),
+        (ml_dtypes.bfloat16, 0.22, False),
+        (ml_dtypes.bfloat16, 0.0, False),
+        (np.float16, 2.0, False),
+    ],
+)
+def test_powers_of_two_keep_bfloat16(dtype, factor, kept):
+    assert keeps_dtype(np.dtype(dtype), factor) == kept

@@ -16,7 +16,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from optimc.plan.cpu_program import FloatDtype
-from optimc_passes.graph.weight_tensor import Codes, Concat, Expression, Param, Store, Transposed, WeightTensor, Zeros
+from optimc_passes.graph.weight_tensor import (
+    Codes,
+    Concat,
+    Expression,
+    Param,
+    Scaled,
+    Shifted,
+    Store,
+    Transposed,
+    WeightTensor,
+    Zeros,
+    keeps_dtype,
+)
 from optimc_passes.weights import Dense, Quantized
 
 STORED_AS: dict[np.dtype, FloatDtype] = {
@@ -30,16 +42,15 @@ STORED_AS: dict[np.dtype, FloatDtype] = {
 def stored_dtype(tensor: ir.TensorProtocol) -> np.dtype:
     """Return the dtype `read_stored` gives."""
     if isinstance(tensor, WeightTensor):
-        dtypes = {_param_dtype(name, tensor.store) for name in _params(tensor.expression)}
-        if dtypes:
-            return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+        return _dtype(tensor.expression, tensor.store) or tensor.dtype.numpy()
     return tensor.dtype.numpy()
 
 
 def read_stored(tensor: ir.TensorProtocol) -> NDArray[Any]:
     """Return the tensor's array, floating-point weights in the dtype of the checkpoint."""
-    if isinstance(tensor, WeightTensor) and any(True for _ in _params(tensor.expression)):
-        return _read(tensor.expression, tensor.store).astype(stored_dtype(tensor), copy=False)
+    dtype = _dtype(tensor.expression, tensor.store) if isinstance(tensor, WeightTensor) else None
+    if isinstance(tensor, WeightTensor) and dtype is not None:
+        return _read(tensor.expression, tensor.store).astype(dtype, copy=False)
     return tensor.numpy()
 
 
@@ -61,21 +72,24 @@ def half_range(dtype: ir.DataType) -> int:
     return 1 << (dtype.bitwidth - 1)
 
 
-def _params(expression: Expression) -> list[str]:
+def _dtype(expression: Expression, store: Store) -> np.dtype | None:
+    """Return the dtype of an expression over dense weights as they are stored; None if it is none."""
     match expression:
         case Param(name):
-            return [name]
+            weight = store[name]
+            assert isinstance(weight, Dense)
+            return weight.dtype if weight.dtype in STORED_AS else np.dtype(np.float32)
         case Transposed(source):
-            return _params(source)
+            return _dtype(source, store)
         case Concat(parts):
-            return [name for part in parts for name in _params(part)]
-    return []
-
-
-def _param_dtype(name: str, store: Store) -> np.dtype:
-    weight = store[name]
-    assert isinstance(weight, Dense)
-    return weight.dtype if weight.dtype in STORED_AS else np.dtype(np.float32)
+            dtypes = {_dtype(part, store) for part in parts}
+            return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+        case Scaled(source, factor):
+            dtype = _dtype(source, store)
+            return dtype if dtype is None or keeps_dtype(dtype, factor) else np.dtype(np.float32)
+        case Shifted(source):
+            return None if _dtype(source, store) is None else np.dtype(np.float32)
+    return None
 
 
 def _read(expression: Expression, store: Store) -> NDArray[Any]:
@@ -83,12 +97,20 @@ def _read(expression: Expression, store: Store) -> NDArray[Any]:
         case Param(name):
             weight = store[name]
             assert isinstance(weight, Dense)
-            return weight.read().astype(_param_dtype(name, store), copy=False)
+            return weight.read().astype(_dtype(expression, store), copy=False)
         case Transposed(source):
             return _read(source, store).T
         case Concat(parts, axis):
             return _join([_read(part, store) for part in parts], axis)
+        case Scaled(source, factor):
+            return _widened(_read(source, store)) * np.float32(factor)
+        case Shifted(source, term):
+            return _widened(_read(source, store)) + np.float32(term)
     return expression.read(store)
+
+
+def _widened(array: NDArray[Any]) -> NDArray[np.float32]:
+    return array.astype(np.float32, copy=False)
 
 
 def _read_codes(expression: Expression, store: Store, half: int) -> NDArray[np.uint8]:

@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 
 from optimc_passes.emit.cpu.stored import read_codes, read_stored, stored_dtype
-from optimc_passes.graph.weight_tensor import Codes, Concat, Param, Transposed, WeightTensor, Zeros
+from optimc_passes.graph.weight_tensor import (
+    Codes,
+    Concat,
+    Param,
+    Scaled,
+    Scales,
+    Shifted,
+    Transposed,
+    WeightTensor,
+    Zeros,
+)
 from optimc_passes.weights import Dense, Quantized
 
 
@@ -41,6 +51,31 @@ def test_a_transposed_read_and_its_concatenation_lie_as_the_checkpoint_does():
 def test_parts_of_different_dtypes_meet_in_float32():
     store = {"a": dense(np.float16), "b": dense(ml_dtypes.bfloat16)}
     tensor = WeightTensor(Concat((Transposed(Param("a")), Transposed(Param("b"))), axis=1), store)
+    assert stored_dtype(tensor) == np.float32
+    np.testing.assert_array_equal(read_stored(tensor), tensor.numpy())
+
+
+@pytest.mark.parametrize(
+    ("expression", "kept"),
+    [
+        (Scaled(Param("a"), 0.5), ml_dtypes.bfloat16),
+        (Scaled(Transposed(Param("a")), -4.0), ml_dtypes.bfloat16),
+        (Scaled(Param("a"), 0.1), np.float32),
+        (Shifted(Param("a"), 1.0), np.float32),
+        (Concat((Scaled(Param("a"), 0.5), Param("a")), 0), ml_dtypes.bfloat16),
+        (Concat((Scaled(Param("a"), 0.1), Param("a")), 0), np.float32),
+        (Concat((Param("a"), Shifted(Param("a"), 1.0)), 0), np.float32),
+    ],
+)
+def test_a_computed_weight_is_stored_in_what_loses_nothing(expression, kept):
+    tensor = WeightTensor(expression, {"a": dense(ml_dtypes.bfloat16)})
+    assert stored_dtype(tensor) == kept
+    assert read_stored(tensor).dtype == kept
+    np.testing.assert_array_equal(read_stored(tensor).astype(np.float32), tensor.numpy())
+
+
+def test_scaled_scales_are_read_as_the_graph_has_them():
+    tensor = WeightTensor(Scaled(Scales("w"), 0.1), {"w": quantized(4, symmetric=True)})
     assert stored_dtype(tensor) == np.float32
     np.testing.assert_array_equal(read_stored(tensor), tensor.numpy())
 
