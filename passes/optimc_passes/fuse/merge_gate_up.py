@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import onnx_ir as ir
+from onnxscript.rewriter.pattern import MatchResult
 
-from optimc_passes.base import PassConfig
-from optimc_passes.fuse.projection import Projection, merge, projections_feeding, why_not_merge
-from optimc_passes.fuse.rule import FusionPass, Miss
+from optimc_passes.fuse.projection import Feeding, check_merge, merge
+from optimc_passes.fuse.rebuild import rebuild
+from optimc_passes.fuse.rule import FusionPass, NoOptions, Rule, declined
 
 ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Pow", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Softplus", "Relu"}
@@ -16,44 +17,54 @@ ELEMENTWISE = frozenset(
 )
 """Operators that an activation function or a bias is made of: each element of the result depends on its own place."""
 
+NO_GATE = "the factors do not come from one linear layer each"
+ONE_LAYER = "one linear layer gives both factors"
 
-class MergeGateUpConfig(PassConfig):
-    """No options."""
+
+class JoinFactors(Rule):
+    """Two linear layers of one input that meet in activation(gate) * up become one and a Split, the gate first.
+
+    Either may have a bias, and any elementwise activation: the pattern is the product, and `check` walks back from its
+    factors.
+    """
+
+    unrelated = frozenset({NO_GATE, ONE_LAYER})
+
+    def pattern(self, op: Any, a: Any, b: Any) -> Any:
+        """Match a product."""
+        return op.Mul(a, b, _outputs=["product"])
+
+    def check(self, _context: Any, a: ir.Value, b: ir.Value, product: ir.Value) -> MatchResult:
+        """Decline where the two cannot share one weight."""
+        root = product.producer()
+        assert root is not None
+        feedings = [Feeding.trace(value, _elementwise) for value in (a, b)]
+        if any(len(feeding.projections) != 1 for feeding in feedings):
+            return declined(NO_GATE, root)
+        # SiLU and GELU multiply within one branch.
+        if feedings[0].projections[0].node is feedings[1].projections[0].node:
+            return declined(ONE_LAYER, root)
+        return check_merge(feedings, root)
+
+    def rewrite(self, op: Any, a: ir.Value, b: ir.Value, product: ir.Value) -> Any:
+        """Emit the joined layer, the activation and the product."""
+        sides = [(value, Feeding.trace(value, _elementwise)) for value in (a, b)]
+        gate_first = sorted(sides, key=lambda side: side[0] in side[1].projections[0].results)
+        replaced = merge(op, [feeding.projections[0] for _, feeding in gate_first])
+        factors = [rebuild(op, value, replaced, feeding.between) for value, feeding in sides]
+        return op.Mul(*factors, _outputs=[ir.Value(name=product.name, shape=product.shape, type=product.type)])
 
 
-class MergeGateUp(FusionPass[MergeGateUpConfig, tuple[Projection, Projection], tuple[Projection, Projection]]):
+class MergeGateUp(FusionPass[NoOptions]):
     """MatMul(x, Wg), MatMul(x, Wu) that meet in activation(gate) * up become one MatMul and a Split.
 
     Either factor may have a bias, and any elementwise activation. Declined where the two cannot share one weight.
     """
 
     name = "merge_gate_up"
-    version = 1
-    config_type = MergeGateUpConfig
-
-    def find(self, graph: ir.Graph) -> Iterable[tuple[Projection, Projection]]:
-        """Yield the two projections of each product whose factors come from one linear layer each."""
-        taken: set[ir.Node] = set()
-        for node in graph:
-            if node.op_type != "Mul" or node.domain:
-                continue
-            sides = [projections_feeding(value, _elementwise) for value in node.inputs if value is not None]
-            if any(len(side) != 1 for side in sides):
-                continue
-            first, second = sides[0][0], sides[1][0]
-            pair = {first.node, second.node}
-            # SiLU and GELU multiply within one branch; two products may share a branch.
-            if len(pair) == 2 and not pair & taken:
-                taken |= pair
-                yield first, second
-
-    def check(self, site: tuple[Projection, Projection]) -> tuple[Projection, Projection] | Miss:
-        """Return the two projections, or why they stay apart."""
-        return why_not_merge(site) or site
-
-    def rewrite(self, graph: ir.Graph, match: tuple[Projection, Projection]) -> None:
-        """Join them."""
-        merge(graph, match)
+    version = 2
+    config_type = NoOptions
+    rules = (JoinFactors,)
 
 
 def _elementwise(node: ir.Node) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnxscript.rewriter.pattern import MatchResult
 
-from optimc_passes.fuse.rule import Miss
-from optimc_passes.graph.attach import add_initializer
+from optimc_passes.fuse.constants import make_ints
+from optimc_passes.fuse.rule import ACCEPTED, declined, typed
 from optimc_passes.graph.weight_tensor import Concat, WeightTensor
 
 
@@ -44,6 +46,12 @@ class Projection:
         """Name of the weight."""
         name = self.parts[0].name or "?"
         return name.removesuffix(".codes") if self.dequantize else name
+
+    @property
+    def results(self) -> tuple[ir.Value, ...]:
+        """The layer's output, and with its bias if it has one."""
+        bias = _bias(self)
+        return (self.node.outputs[0],) if bias is None else (self.node.outputs[0], bias[0].outputs[0])
 
     @property
     def scheme(self) -> str:
@@ -80,109 +88,114 @@ def as_projection(node: ir.Node) -> Projection | None:
     return Projection(node, x, gather, dequantize, parts)
 
 
-def projections_feeding(value: ir.Value, follows: Callable[[ir.Node], bool]) -> list[Projection]:
-    """Return the first linear layers met walking back from `value` through nodes that `follows` lets pass."""
-    found: dict[int, Projection] = {}
-    seen: set[int] = set()
-    stack = [value]
-    while stack:
-        node = stack.pop().producer()
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        projection = as_projection(node)
-        if projection is not None:
-            found[id(node)] = projection
-        elif follows(node):
-            stack.extend(operand for operand in node.inputs if operand is not None)
-    return list(found.values())
+@dataclass(frozen=True)
+class Feeding:
+    """What leads to a value: the first linear layers met walking back, and the nodes passed on the way."""
+
+    projections: tuple[Projection, ...]
+    between: frozenset[ir.Node]
+
+    @classmethod
+    def trace(cls, value: ir.Value, follows: Callable[[ir.Node], bool]) -> Feeding:
+        """Walk back from `value` through nodes that `follows` lets pass."""
+        projections: list[Projection] = []
+        between: set[ir.Node] = set()
+        seen: set[ir.Node] = set()
+        stack = [value]
+        while stack:
+            node = stack.pop().producer()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            projection = as_projection(node)
+            if projection is not None:
+                projections.append(projection)
+            elif follows(node):
+                between.add(node)
+                stack.extend(operand for operand in node.inputs if operand is not None)
+        return cls(tuple(projections), frozenset(between))
+
+    def is_read_elsewhere(self, root: ir.Node) -> bool:
+        """Whether something but `root` reads a linear layer's output, or what becomes of it on the way."""
+        stack = [projection.node for projection in self.projections]
+        seen: set[ir.Node] = set()
+        while stack:
+            node = stack.pop()
+            for value in node.outputs:
+                if value.is_graph_output():
+                    return True
+                for consumer, _ in value.uses():
+                    if consumer is root or consumer in seen:
+                        continue
+                    if consumer not in self.between:
+                        return True
+                    seen.add(consumer)
+                    stack.append(consumer)
+        return False
 
 
-def why_not_merge(projections: Sequence[Projection]) -> Miss | None:
-    """Return what keeps these layers from being one product, or None."""
+def check_merge(feedings: Sequence[Feeding], root: ir.Node) -> MatchResult:
+    """Decide whether layers, each alone in feeding an operand of `root`, can be one product."""
+    projections = [feeding.projections[0] for feeding in feedings]
     first = projections[0]
     for other in projections[1:]:
         if other.x is not first.x:
-            return Miss(f"{_last(first)} and {_last(other)} have different inputs", other.node)
+            return declined(f"{_last(first)} and {_last(other)} have different inputs", other.node)
         if other.scheme != first.scheme:
-            return Miss(
+            return declined(
                 f"weights are stored differently: {_last(first)} is {first.scheme}, {_last(other)} is {other.scheme}",
                 other.node,
             )
         if not _same_order(first, other):
-            return Miss(f"{_last(first)} and {_last(other)} are permuted differently", other.node)
-    for projection in projections:
-        for part in projection.parts:
-            if len(part.uses()) != 1:
-                return Miss(f"the weight of {_last(projection)} has another consumer", projection.node)
-        if projection.dequantize is not None and len(projection.dequantize.outputs[0].uses()) != 1:
-            return Miss(f"the weight of {_last(projection)} has another consumer", projection.node)
-        if projection.node.outputs[0].is_graph_output():
-            return Miss(f"{_last(projection)} is an output of the graph", projection.node)
-    return None
+            return declined(f"{_last(first)} and {_last(other)} are permuted differently", other.node)
+    for projection, feeding in zip(projections, feedings, strict=True):
+        weight = (
+            projection.parts if projection.dequantize is None else (*projection.parts, projection.dequantize.outputs[0])
+        )
+        if any(len(part.uses()) != 1 for part in weight):
+            return declined(f"the weight of {_last(projection)} has another consumer", projection.node)
+        if feeding.is_read_elsewhere(root):
+            return declined(f"{_last(projection)} is read outside of what joins the layers", projection.node)
+    return ACCEPTED
 
 
-def merge(graph: ir.Graph, projections: Sequence[Projection]) -> None:
-    """Replace the layers by one product with the weights side by side, and a Split.
+def merge(op: Any, projections: Sequence[Projection]) -> dict[ir.Value, ir.Value]:
+    """Emit one product with the weights side by side, and a Split; return what each layer's output becomes.
 
-    If each has a bias, the biases are joined and added once, before the Split; otherwise they stay where they are.
+    If each has a bias, the biases are joined and added once, before the Split, and the keys are the biased outputs;
+    otherwise biases stay where they are.
     """
     first = projections[0]
-    members = {id(projection.node) for projection in projections}
-    anchor = next(node for node in graph if id(node) in members)
-    store = _tensor(first.parts[0]).store
-    parts = [
-        add_initializer(
-            graph,
-            merged_name([projection.parts[i].name or "" for projection in projections]),
-            Concat(tuple(_tensor(projection.parts[i]).expression for projection in projections), axis=1),
-            store,
-        )
-        for i in range(len(first.parts))
-    ]
-    # The first product's own input comes before it, and has the features in the order all of them want.
-    x = anchor.inputs[0]
-    assert x is not None
     widths = [projection.width for projection in projections]
     label = merged_name([projection.label.removesuffix(".weight") for projection in projections])
-    nodes: list[ir.Node] = []
 
-    def emit(op_type: str, inputs: list[ir.Value], attributes: dict[str, int], shape: ir.Shape | None) -> ir.Value:
-        output = ir.Value(shape=shape, type=ir.TensorType(ir.DataType.FLOAT))
-        output.name = f"{label}/{op_type}"
-        nodes.append(ir.node(op_type, inputs, attributes, outputs=[output], name=output.name))
-        return output
+    def joined(values: Sequence[ir.Value], axis: int) -> ir.Value:
+        expression = Concat(tuple(_tensor(value).expression for value in values), axis)
+        name = merged_name([value.name or "" for value in values])
+        initializer: ir.Value = op.initializer(WeightTensor(expression, _tensor(values[0]).store, name=name))
+        return initializer
 
+    def emit(op_type: str, inputs: Sequence[ir.Value], shape: ir.Shape | None, **attributes: int) -> ir.Value:
+        return typed(op.op(op_type, *inputs, _outputs=[f"{label}/{op_type}"], **attributes), shape)
+
+    parts = [joined(values, axis=1) for values in zip(*(projection.parts for projection in projections), strict=True)]
     weight = parts[0]
     if first.dequantize is not None:
         attributes = {name: first.dequantize.attributes.get_int(name, 0) for name in ("axis", "block_size")}
-        weight = emit("DequantizeLinear", parts, attributes, parts[0].shape)
-    merged = emit("MatMul", [x, weight], {}, _with_last(first.node.outputs[0].shape, sum(widths)))
+        weight = emit("DequantizeLinear", parts, parts[0].shape, **attributes)
+    # The first product's own input has the features in the order all of them want.
+    x = first.node.inputs[0]
+    assert x is not None
+    merged = emit("MatMul", [x, weight], _with_last(first.node.outputs[0].shape, sum(widths)))
     results = [projection.node.outputs[0] for projection in projections]
     biases = [_bias(projection) for projection in projections]
     adds = [found for found in biases if found is not None]
     if len(adds) == len(projections):
-        bias = add_initializer(
-            graph,
-            merged_name([value.name or "" for _, value in adds]),
-            Concat(tuple(_tensor(value).expression for _, value in adds), axis=0),
-            store,
-        )
-        merged = emit("Add", [merged, bias], {}, merged.shape)
+        merged = emit("Add", [merged, joined([bias for _, bias in adds], axis=0)], merged.shape)
         results = [add.outputs[0] for add, _ in adds]
-    split_sizes = ir.Value(
-        name=f"{label}.widths",
-        shape=ir.Shape([len(widths)]),
-        type=ir.TensorType(ir.DataType.INT64),
-        const_value=ir.tensor(np.array(widths, np.int64), name=f"{label}.widths"),
-    )
-    graph.register_initializer(split_sizes)
     outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in results]
-    nodes.append(ir.node("Split", [merged, split_sizes], {"axis": -1}, outputs=outputs, name=f"{label}/Split"))
-    graph.insert_before(anchor, nodes)
-    for old, new in zip(results, outputs, strict=True):
-        old.name = None
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    op.Split(merged, make_ints(op, *widths), axis=-1, _outputs=outputs, _name=f"{label}/Split")
+    return dict(zip(results, outputs, strict=True))
 
 
 def merged_name(names: Sequence[str]) -> str:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from optimc_passes.fuse.merge_gate_up import MergeGateUp, MergeGateUpConfig
+from optimc_passes.fuse.merge_gate_up import MergeGateUp
+from optimc_passes.fuse.rule import NoOptions
 
 TOLERANCE = 1e-5
-MERGE = MergeGateUp(MergeGateUpConfig())
+MERGE = MergeGateUp(NoOptions())
 GATE0, UP0 = (f"model.layers.0.mlp.{role}_proj.weight" for role in ("gate", "up"))
 
 
@@ -57,11 +58,11 @@ def test_an_mlp_without_a_gate_has_nothing_to_merge(tiny_decoder, fused):
     graph.remove(product, safe=True)
     result = fused(MERGE, decoder)
     assert result.metrics == {"matched": 0, "declined": 0}
-    assert result.decisions == ("nothing to merge: the pattern does not occur",)
+    assert result.decisions == ("nothing to do: the pattern does not occur",)
 
 
 def test_a_second_time_there_is_nothing_to_merge(tiny_decoder, fused):
     once = fused(MERGE, tiny_decoder())
     again = MERGE(once.outcome.artifact)
     assert again.report.metrics == {"matched": 0, "declined": 0}
-    assert "nothing to merge" in again.report.decisions[0]
+    assert "nothing to do" in again.report.decisions[0]

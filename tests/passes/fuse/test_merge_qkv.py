@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from optimc_passes.fuse.merge_qkv import MergeQkv, MergeQkvConfig
+from optimc_passes.fuse.merge_qkv import MergeQkv
+from optimc_passes.fuse.rule import NoOptions
 
 TOLERANCE = 1e-5
-MERGE = MergeQkv(MergeQkvConfig())
+MERGE = MergeQkv(NoOptions())
 ROLES = ("q", "k", "v")
 
 
@@ -119,7 +120,7 @@ def test_a_second_time_there_is_nothing_to_merge(tiny_decoder, fused):
     once = fused(MERGE, tiny_decoder())
     again = MERGE(once.outcome.artifact)
     assert again.report.metrics == {"matched": 0, "declined": 0}
-    assert again.report.decisions[0].startswith("nothing to merge at 2 sites")
+    assert again.report.decisions[0].startswith("nothing to do at 2 sites")
 
 
 def test_projections_of_different_inputs_decline(tiny_decoder, fused):

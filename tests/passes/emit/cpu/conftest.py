@@ -14,15 +14,15 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from optimc_passes.dialect.decompose import decompose_causal
 from optimc_passes.emit import Lowered, LoweringOptions
 from optimc_passes.emit.cpu.lower import lower
-from optimc_passes.fuse.merge_gate_up import MergeGateUp, MergeGateUpConfig
-from optimc_passes.fuse.merge_qkv import MergeQkv, MergeQkvConfig
-from optimc_passes.fuse.rule import Miss
+from optimc_passes.fuse.apply_rules import apply_rules
+from optimc_passes.fuse.merge_gate_up import MergeGateUp
+from optimc_passes.fuse.merge_qkv import MergeQkv
+from optimc_passes.fuse.recorder import Recorder
 
 TESTS = Path(__file__).parents[3]
 
@@ -77,12 +77,8 @@ def lowered() -> Callable[..., Lowered]:
 
 
 def _fuse(model: ir.Model) -> ir.Model:
-    for fusion in (MergeQkv(MergeQkvConfig()), MergeGateUp(MergeGateUpConfig())):
-        checked = [fusion.check(site) for site in fusion.find(model.graph)]
-        for match in checked:
-            if not isinstance(match, Miss):
-                fusion.rewrite(model.graph, match)
-        model = RemoveUnusedNodesPass()(model).model
+    for fusion in (MergeQkv, MergeGateUp):
+        apply_rules(model, [rule.compiled() for rule in fusion.rules], Recorder())
     return model
 
 
