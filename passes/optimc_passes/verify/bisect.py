@@ -86,9 +86,9 @@ def first_divergence(before: ir.Model, after: ir.Model, run: Run, tolerance: flo
             if value.name is not None and value.name in errors:
                 return _divergence(after.graph, node, value, errors[value.name], shared)
     output = after.graph.outputs[0]
-    node = output.producer()
-    assert node is not None, "a graph of the dialect computes its outputs"
-    return _divergence(after.graph, node, output, float("nan"), shared)
+    last_node = output.producer()
+    assert last_node is not None, "a graph of the dialect computes its outputs"
+    return _divergence(after.graph, last_node, output, float("nan"), shared)
 
 
 def comparable_names(before: ir.Graph, after: ir.Graph) -> frozenset[str]:

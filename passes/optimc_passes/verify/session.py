@@ -1,4 +1,4 @@
-"""Running dialect graphs on a probe with onnxruntime, as written: the dialect's operators decomposed, nothing optimized.
+"""Run dialect graphs on a probe with onnxruntime, as written: our operators decomposed, nothing optimized.
 
 Graphs of one build share their weights. A `WeightPool` computes each weight expression once and lends the array to
 every session, so that a graph costs what its nodes cost.

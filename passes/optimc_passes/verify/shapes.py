@@ -1,4 +1,4 @@
-"""Does every value have the shape it claims? ONNX infers shapes from the graph's inputs; what nodes declare is compared.
+"""Does every value have the shape it claims? ONNX infers shapes from the inputs; what nodes declare is compared.
 
 Passes write shapes down, and lowerings read them. A dimension says nothing if it is unknown on either side; symbols are
 told apart: T tokens are not R rows, whatever their number on some day.
