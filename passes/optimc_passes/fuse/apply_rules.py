@@ -49,13 +49,17 @@ def apply_rules(
 def remove_unread(node: ir.Node) -> None:
     """Remove the node if nobody reads it, then what only it read, initializers included."""
     graph = node.graph
-    assert isinstance(graph, ir.Graph)
     stack = [node]
     while stack:
         current = stack.pop()
-        if current.graph is not graph or any(value.uses() or value.is_graph_output() for value in current.outputs):
+        if (
+            graph is None
+            or current.graph is not graph
+            or any(value.uses() or value.is_graph_output() for value in current.outputs)
+        ):
             continue
         read = [value for value in current.inputs if value is not None]
+        assert isinstance(graph, ir.Graph)
         graph.remove(current, safe=True)
         for value in read:
             producer = value.producer()
@@ -99,10 +103,11 @@ def _fires(
             after.type = before.type if before.type is not None else after.type
         elif before.is_graph_output():
             raise ValueError(f"{rule.name}: an output of the graph needs a node of its own; emit an Identity")
-    wishes = [[value.name for value in made.outputs] for made in nodes]
+    wishes = [(made.name, [value.name for value in made.outputs]) for made in nodes]
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.insert_after(node, nodes)
-    remove_unread(node)
+    for matched in (node, *built.match.nodes):
+        remove_unread(matched)
     names.settle(nodes, wishes, prefix=(taken_over[0] or "").rpartition("/")[0])
     return True
 

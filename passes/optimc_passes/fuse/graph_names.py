@@ -27,16 +27,18 @@ class GraphNames:
         if value.const_value is not None:
             value.const_value.name = value.name
 
-    def settle(self, nodes: Sequence[ir.Node], wishes: Sequence[Sequence[str | None]], prefix: str) -> None:
-        """Name new nodes and their outputs: as wished, else "<prefix>/<operator>". A node is called as its output."""
-        for node, names in zip(nodes, wishes, strict=True):
+    def settle(
+        self, nodes: Sequence[ir.Node], wishes: Sequence[tuple[str | None, Sequence[str | None]]], prefix: str
+    ) -> None:
+        """Name new nodes and their outputs as wished, else "<prefix>/<operator>"; a node like its first output."""
+        for node, (wished_node, names) in zip(nodes, wishes, strict=True):
             if node.graph is not self._graph:
                 continue  # built and used by nobody
             default = f"{prefix}/{node.op_type}" if prefix else node.op_type
             for index, (value, wish) in enumerate(zip(node.outputs, names, strict=True)):
                 if not value.is_graph_output():
                     self.claim(value, wish or (f"{default}:{index}" if index else default))
-            wished = node.outputs[0].name or default
+            wished = wished_node or node.outputs[0].name or default
             node.name = _free(wished, lambda candidate, node=node: self._node(candidate) in (None, node))
             self._nodes[node.name] = node
 

@@ -9,13 +9,8 @@ from onnxscript.rewriter.pattern import MatchResult
 
 from optimc_passes.fuse.projection import Feeding, check_merge, merge
 from optimc_passes.fuse.rebuild import rebuild
+from optimc_passes.fuse.row_wise import is_elementwise
 from optimc_passes.fuse.rule import FusionPass, NoOptions, Rule, declined
-
-ELEMENTWISE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Pow", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Softplus", "Relu"}
-    | {"Gelu", "Swish", "Mish", "Elu", "Clip", "Min", "Max", "Cast", "Where", "Identity"}
-)
-"""Operators that an activation function or a bias is made of: each element of the result depends on its own place."""
 
 NO_GATE = "the factors do not come from one linear layer each"
 ONE_LAYER = "one linear layer gives both factors"
@@ -38,7 +33,7 @@ class JoinFactors(Rule):
         """Decline where the two cannot share one weight."""
         root = product.producer()
         assert root is not None
-        feedings = [Feeding.trace(value, _elementwise) for value in (a, b)]
+        feedings = [Feeding.trace(value, is_elementwise) for value in (a, b)]
         if any(len(feeding.projections) != 1 for feeding in feedings):
             return declined(NO_GATE, root)
         # SiLU and GELU multiply within one branch.
@@ -48,7 +43,7 @@ class JoinFactors(Rule):
 
     def rewrite(self, op: Any, a: ir.Value, b: ir.Value, product: ir.Value) -> Any:
         """Emit the joined layer, the activation and the product."""
-        sides = [(value, Feeding.trace(value, _elementwise)) for value in (a, b)]
+        sides = [(value, Feeding.trace(value, is_elementwise)) for value in (a, b)]
         gate_first = sorted(sides, key=lambda side: side[0] in side[1].projections[0].results)
         replaced = merge(op, [feeding.projections[0] for _, feeding in gate_first])
         factors = [rebuild(op, value, replaced, feeding.between) for value, feeding in sides]
@@ -65,7 +60,3 @@ class MergeGateUp(FusionPass[NoOptions]):
     version = 2
     config_type = NoOptions
     rules = (JoinFactors,)
-
-
-def _elementwise(node: ir.Node) -> bool:
-    return node.op_type in ELEMENTWISE and not node.domain

@@ -33,5 +33,5 @@ def rebuild(op: Any, value: ir.Value, replaced: Mapping[ir.Value, ir.Value], wit
 def emit_again(op: Any, node: ir.Node, inputs: list[ir.Value | None]) -> list[ir.Value]:
     """Emit the node over other inputs; its outputs keep name, shape and type."""
     outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
-    op.op(node.op_type, *inputs, _domain=node.domain, _outputs=outputs, **node.attributes)
+    op.op(node.op_type, *inputs, _domain=node.domain, _outputs=outputs, _name=node.name, **node.attributes)
     return outputs
