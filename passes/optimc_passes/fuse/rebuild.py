@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -30,8 +30,11 @@ def rebuild(op: Any, value: ir.Value, replaced: Mapping[ir.Value, ir.Value], wit
     return visit(value)
 
 
-def emit_again(op: Any, node: ir.Node, inputs: list[ir.Value | None]) -> list[ir.Value]:
-    """Emit the node over other inputs; its outputs keep name, shape and type."""
+def emit_again(
+    op: Any, node: ir.Node, inputs: Sequence[ir.Value | None], changed: Mapping[str, Any] | None = None
+) -> list[ir.Value]:
+    """Emit the node over other inputs, with some attributes changed; its outputs keep name, shape and type."""
     outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
-    op.op(node.op_type, *inputs, _domain=node.domain, _outputs=outputs, _name=node.name, **node.attributes)
+    attributes = {**node.attributes, **(changed or {})}
+    op.op(node.op_type, *inputs, _domain=node.domain, _outputs=outputs, _name=node.name, **attributes)
     return outputs
