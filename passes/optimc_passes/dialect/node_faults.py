@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
-from optimc_passes.dialect.op_rules import ANY, Facts, Operand, OpRule, Output, Shape, rule_of
+from optimc_passes.dialect.letters import bind, dims_of, show, words
+from optimc_passes.dialect.op_rules import Facts, Operand, OpRule, Output, Shape, rule_of
 from optimc_passes.dialect.paged_attention import DOMAIN
 
 
@@ -38,7 +39,7 @@ def node_faults(node: ir.Node, opset: int) -> Iterator[str]:
 
 def show_shape(shape: ir.Shape | None) -> str:
     """Return a shape for a message."""
-    return "of unknown rank" if shape is None else f"({', '.join(str(dim) for dim in shape)})"
+    return "of unknown rank" if shape is None else show(dims_of(shape))
 
 
 def _arity_faults(rule: OpRule, node: ir.Node) -> Iterator[str]:
@@ -89,27 +90,8 @@ def _dtype_faults(wanted: Operand | Output, value: ir.Value) -> Iterator[str]:
 
 def _shape_faults(name: str, shape: Shape, value: ir.Value, facts: Facts) -> Iterator[str]:
     """Yield why the value's shape is not the one wanted; if it is, let letters stand for the sizes it has."""
-    if value.shape is None:
-        return
-    found = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
-    letters = list(shape(facts))
-    leading: list[int | str | None] = []
-    if letters[0] == ANY:
-        del letters[0]
-        leading = facts.setdefault(ANY, found[: max(len(found) - len(letters), 0)])
-    wanted = [*leading, *(facts.get(letter) if isinstance(letter, str) else letter for letter in letters)]
-    if len(found) != len(wanted) or any(_differ(have, want) for have, want in zip(found, wanted, strict=True)):
-        words = [*leading, *(facts.get(letter, letter) for letter in letters)]
-        yield f"{name} {show_shape(value.shape)}, want ({', '.join(map(str, words))})"
-        return
-    for letter, have in zip(letters, found[len(leading) :], strict=True):
-        if isinstance(letter, str) and (isinstance(have, int) or (have is not None and letter not in facts)):
-            facts[letter] = have
-
-
-def _differ(have: int | str | None, want: int | str | None) -> bool:
-    """Whether two dims, sizes or symbols or unknown, cannot be the same. A symbol may stand for any size."""
-    return type(have) is type(want) and have != want
+    if value.shape is not None and not bind(shape, dims_of(value.shape), facts):
+        yield f"{name} {show_shape(value.shape)}, want {words(shape, facts)}"
 
 
 def _schema_faults(node: ir.Node, opset: int) -> Iterator[str]:

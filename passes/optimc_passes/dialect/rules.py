@@ -1,7 +1,7 @@
 """The check that a graph obeys the dialect's rules.
 
 Three layers: what one node must look like (`op_rules`, and ONNX's schemas), what the graph must look like (`INPUTS`,
-`OUTPUTS`, opsets, names, order), and ONNX shape inference over the whole. No weight is ever loaded.
+`OUTPUTS`, opsets, names, order), and shape inference over the whole. No weight is ever loaded.
 
 Letters: T tokens, R rows that need logits, V vocabulary.
 """
@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import onnx
 import onnx_ir as ir
 
-from optimc.wording import one_line
-from optimc_passes.dialect.decompose import decompose_causal
+from optimc_passes.dialect.inference import infer
 from optimc_passes.dialect.node_faults import node_faults, show_shape
 from optimc_passes.dialect.op_rules import Dim
 from optimc_passes.dialect.paged_attention import DOMAIN, DOMAIN_VERSION, OP_TYPE, is_paged_attention
-from optimc_passes.dialect.weightless import without_weights
 
 OPSET = 23
 """The oldest ONNX opset of the dialect: the first with RMSNormalization and RotaryEmbedding."""
@@ -43,13 +40,25 @@ def verify_graph(model: ir.Model) -> list[str]:
 
     Parameters may be graph inputs (an export without weights) or initializers (weights attached).
     """
+    return verify_and_infer(model)[0]
+
+
+def verify_and_infer(model: ir.Model) -> tuple[list[str], dict[str, ir.Shape]]:
+    """Return every violation, and the shapes inferred for a graph that has none, by the names of values."""
     violations = [*_opsets(model), *_ports(model.graph), *_names_and_order(model.graph), *_layers(model.graph)]
     opset = model.opset_imports.get("", OPSET)
-    for index, node in enumerate(model.graph):
-        where = f"node {index} {node.op_type}" + (f" '{node.name}'" if node.name else "")
-        violations += [f"{where}: {fault}" for fault in node_faults(node, opset)]
-    # Inference stops at the first contradiction and words it less well: it only speaks when all else is in order.
-    return violations or list(_inference(model))
+    where = {
+        node: f"node {index} {node.op_type}" + (f" '{node.name}'" if node.name else "")
+        for index, node in enumerate(model.graph)
+    }
+    for node, place in where.items():
+        violations += [f"{place}: {fault}" for fault in node_faults(node, opset)]
+    if violations:
+        return violations, {}
+    # Inference words it less well than a rule: it only speaks when all else is in order.
+    inference = infer(model)
+    violations = [f"{where[node]}: shape inference: {fault}" for node, fault in inference.faults]
+    return violations, {} if violations else inference.shapes()
 
 
 def _opsets(model: ir.Model) -> Iterator[str]:
@@ -115,12 +124,3 @@ def _layers(graph: ir.Graph) -> Iterator[str]:
     layers = sorted(node.attributes.get_int("layer", -1) for node in nodes)
     if layers != list(range(len(layers))):
         yield f"{OP_TYPE}: layers {layers}, want each of 0..{len(layers) - 1} once"
-
-
-def _inference(model: ir.Model) -> Iterator[str]:
-    # ONNX forgives every error in a graph with an operator it does not know, so attention is decomposed first.
-    proto = ir.to_proto(without_weights(decompose_causal(model)))
-    try:
-        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
-        yield f"shape inference: {one_line(error)}"
