@@ -48,21 +48,24 @@ def gated_activation(spec: GatedActivation, gate: NDArray[Any], up: NDArray[Any]
 
 def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
     # tanh does not overflow where exp(-x) would.
-    return ((np.tanh(x / 2) + 1) / 2).astype(x.dtype)
+    half: NDArray[Any] = (np.tanh(x / 2) + 1) / 2
+    return half
 
 
 def _gelu(x: NDArray[Any]) -> NDArray[Any]:
     erf = np.array([math.erf(value) for value in (x / math.sqrt(2)).reshape(-1).tolist()], x.dtype).reshape(x.shape)
-    return x * (1 + erf) / 2
+    weighted: NDArray[Any] = x * (1 + erf) / 2
+    return weighted
 
 
 def _gelu_tanh(x: NDArray[Any]) -> NDArray[Any]:
-    inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)
-    return x * (1 + np.tanh(inner)) / 2
+    weighted: NDArray[Any] = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    return weighted
 
 
 def _relu(x: NDArray[Any]) -> NDArray[Any]:
-    return np.maximum(x, x.dtype.type(0))
+    positive: NDArray[Any] = np.maximum(x, 0)
+    return positive
 
 
 _MEANING: Mapping[Activation, Callable[[NDArray[Any]], NDArray[Any]]] = {

@@ -45,8 +45,10 @@ def bind(shape: Shape, found: Dims, facts: Facts) -> bool:
 def words(shape: Shape, facts: Facts) -> str:
     """Return a shape for a message, letters that stand for nothing as they are."""
     letters = list(shape(facts))
-    leading = facts.get(ANY, (ANY,)) if letters[0] == ANY else ()
-    return show([*leading, *(facts.get(letter, letter) for letter in letters[letters[0] == ANY :])])
+    resolved = resolve(shape, facts) or letters
+    leading = len(resolved) - len(letters) + (letters[0] == ANY)
+    own = zip(letters[letters[0] == ANY :], resolved[leading:], strict=True)
+    return show([*resolved[:leading], *(letter if size is None else size for letter, size in own)])
 
 
 def show(dims: Dims) -> str:

@@ -97,8 +97,8 @@ def _ports(graph: ir.Graph) -> Iterator[str]:
         yield f"output '{value.name}': no part of the dialect"
     for value in graph.inputs[len(INPUTS) :]:
         if value.dtype is None or value.shape is None or not all(isinstance(dim, int) for dim in value.shape):
-            found = f"{value.dtype} {show_shape(value.shape)}"
-            yield f"parameter '{value.name}': dtype and shape must be known, got {found}"
+            declared = f"{value.dtype} {show_shape(value.shape)}"
+            yield f"parameter '{value.name}': dtype and shape must be known, got {declared}"
 
 
 def _names_and_order(graph: ir.Graph) -> Iterator[str]:
