@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxscript.rewriter.pattern import MatchResult, RewriteRule, RewriteRuleClassBase
 
 from optimc_passes.artifact import Artifact
@@ -93,10 +92,9 @@ class FusionPass(Pass[ConfigT]):
             recorder,
             lambda done, total: context.progress(done, total, self.name),
         )
-        model = RemoveUnusedNodesPass()(artifact.graph).model
         report = recorder.report()
         metrics: Metrics = {"matched": report.matched, "declined": sum(entry.sites for entry in report.declined)}
-        return PassResult(artifact.evolve(graph=model), metrics, recorder.decisions(), report)
+        return PassResult(artifact, metrics, recorder.decisions(), report)
 
 
 def typed(value: Any, shape: ir.Shape | Sequence[Any] | None, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
