@@ -69,7 +69,7 @@ def build_recipe(
         cache_dir=options.cache,
         check_config=check_config,
     )
-    key = build_key(inputs.recipe, checkpoint.digest)
+    key = build_key(inputs.recipe, inputs.passes, checkpoint.digest)
     existing = None if options.fresh or options.dump_graph else _read_existing(inputs.output)
     if existing is not None and existing.manifest.source.build_key == key:
         seconds = time.perf_counter() - start
@@ -115,6 +115,7 @@ def _run_passes(
     from optimc_passes.cache import ArtifactCache
     from optimc_passes.emit import TARGETS
     from optimc_passes.frontend import FRONTEND_VERSION, export_graph
+    from optimc_passes.graph.exported import Exported
     from optimc_passes.pipeline import GraphSource, PipelineOptions, run_pipeline
 
     recipe = inputs.recipe
@@ -125,7 +126,8 @@ def _run_passes(
 
     def export() -> Any:
         untested = recipe.model.allow_untested
-        return export_graph(checkpoint.config, max_seq_len=max_seq_len, allow_untested=untested)
+        exported = export_graph(checkpoint.config, max_seq_len=max_seq_len, allow_untested=untested)
+        return exported if isinstance(exported, Exported) else Exported.of(exported)
 
     result = run_pipeline(
         inputs.passes,

@@ -75,10 +75,10 @@ def require_compiler(purpose: str) -> None:
 
 
 def pass_configs() -> PassConfigs:
-    """Return every pass's name and configuration. Works without the compiler's packages."""
-    from optimc_passes.registry import PASSES
+    """Return the name and configuration of everything a recipe may write under `passes`, a user's passes apart."""
+    from optimc.build.pass_catalog import PassCatalog
 
-    return {name: pass_type.config_type for name, pass_type in PASSES.items()}
+    return PassCatalog(Path())
 
 
 def read_inputs(recipe_path: Path, options: BuildOptions) -> BuildInputs:
@@ -88,17 +88,19 @@ def read_inputs(recipe_path: Path, options: BuildOptions) -> BuildInputs:
     and in what it refers to.
     """
     require_compiler("building a plan")
-    configs = pass_configs()
-    from optimc_passes.registry import make_pass
+    from optimc.build.pass_catalog import PassCatalog
 
+    catalog = PassCatalog(recipe_path.parent)
     recipe = load_recipe(
         recipe_path,
-        pass_configs=configs,
+        pass_configs=catalog,
         overrides=options.overrides,
-        check=lambda data: check_references(data, recipe_path),
+        check=lambda data: check_references(data, recipe_path, catalog),
     )
     passes = tuple(
-        make_pass(spec.name, spec.options, where=f"passes[{index}]") for index, spec in enumerate(recipe.passes)
+        pass_
+        for index, spec in enumerate(recipe.passes)
+        for pass_ in catalog.make(spec.name, spec.options, f"passes[{index}]")
     )
     model = find_model(recipe.model.source, recipe_path)
     assert model is not None, "check_references has found it"

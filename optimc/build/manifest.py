@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optimc
 from optimc.plan import (
@@ -22,6 +23,7 @@ from optimc.plan.tensor_names import CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER
 from optimc.recipe import Recipe
 
 if TYPE_CHECKING:
+    from optimc_passes.base import Pass
     from optimc_passes.calibrate import Calibration
     from optimc_passes.checkpoint import Checkpoint, TokenizerAssets
     from optimc_passes.emit import Lowered
@@ -41,11 +43,10 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def build_key(recipe: Recipe, model_digest: str) -> str:
+def build_key(recipe: Recipe, passes: Sequence[Pass[Any]], model_digest: str) -> str:
     """Return the hash of everything a plan is made from: recipe, checkpoint, passes, tools, plan format."""
     from optimc_passes.emit import TARGETS
     from optimc_passes.frontend import FRONTEND_VERSION
-    from optimc_passes.registry import PASSES
 
     facts = {
         "format": FORMAT_VERSION,
@@ -53,7 +54,7 @@ def build_key(recipe: Recipe, model_digest: str) -> str:
         "model": model_digest,
         "frontend": FRONTEND_VERSION,
         "lowering": TARGETS[recipe.target.backend].version,
-        "passes": {spec.name: PASSES[spec.name].version for spec in recipe.passes},
+        "passes": [[pass_.name, pass_.version, pass_.source_digest] for pass_ in passes],
         "tools": tool_versions(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -105,6 +106,7 @@ def assemble_manifest(
         },
         program=lowered.program,
         passes=result.reports,
+        graph=result.graph,
         source=Source(
             model=checkpoint.source,
             model_hash=checkpoint.digest,

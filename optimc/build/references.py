@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from optimc.build.lowering_options import SECTIONS, lowering_options
+from optimc.errors import ConfigError
 from optimc.local_path import local_path
 from optimc.recipe import LimitsSpec, TargetSpec
 from optimc.recipe.load import Finding
 
 if TYPE_CHECKING:
+    from optimc.build.pass_catalog import PassCatalog
+    from optimc_passes.base import Pass
     from optimc_passes.emit import Target
 
 
-def check_references(data: Mapping[str, Any], recipe_path: Path) -> Iterator[Finding]:
+def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCatalog) -> Iterator[Finding]:
     """Yield what is wrong with the references of a parsed recipe. Parts of a wrong shape are others' to report."""
     from optimc_passes.emit import TARGETS
     from optimc_passes.pipeline import check_order
-    from optimc_passes.registry import PASSES
 
     target = data.get("target", {})
     backend = target.get("backend", TargetSpec().backend) if isinstance(target, dict) else None
@@ -39,9 +41,17 @@ def check_references(data: Mapping[str, Any], recipe_path: Path) -> Iterator[Fin
     entries = data.get("passes")
     listed = entries if isinstance(entries, list) else []
     names = [next(iter(entry), None) if isinstance(entry, dict) else entry for entry in listed]
-    known = [(index, name) for index, name in enumerate(names) if isinstance(name, str) and name in PASSES]
-    for place, message in check_order([PASSES[name] for _, name in known]):
+    known = [(index, type_) for index, name in enumerate(names) for type_ in _pass_types(name, catalog)]
+    for place, message in check_order([type_ for _, type_ in known]):
         yield ("passes", known[place][0]), message
+
+
+def _pass_types(name: object, catalog: PassCatalog) -> tuple[type[Pass[Any]], ...]:
+    """Return what a name stands for; nothing if it stands for nothing, which `load_recipe` reports."""
+    try:
+        return catalog.types(name) if isinstance(name, str) else ()
+    except (KeyError, ConfigError):
+        return ()
 
 
 def _refused_options(target: Target, spec: Mapping[str, Any], limits: object) -> Iterator[Finding]:

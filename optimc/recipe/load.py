@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from optimc.errors import ConfigError, Fault
 from optimc.recipe.fault_message import fault_message
@@ -84,20 +84,29 @@ def _normalise_passes(
         name, options = next(iter(entry.items()))
         options = {} if options is None else options
         where = (*where, str(name))
-        if name not in configs:
-            known = ", ".join(sorted(configs))
-            faults.append(Fault(format_path(where), f"unknown pass; known: {known}", parsed.line_of(where)))
-        elif not isinstance(options, dict):
-            faults.append(Fault(format_path(where), "options must be a mapping", parsed.line_of(where)))
+        config, messages = _config_of(name, configs)
+        if config is not None and not isinstance(options, dict):
+            messages = ["options must be a mapping"]
+        faults += [Fault(format_path(where), message, parsed.line_of(where)) for message in messages]
+        if config is None or messages:
+            continue
+        try:
+            checked = config.model_validate(options)
+        except ValidationError as error:
+            faults += [_fault(detail, where, parsed, config.model_fields) for detail in error.errors()]
         else:
-            try:
-                checked = configs[name].model_validate(options)
-            except ValidationError as error:
-                fields = configs[name].model_fields
-                faults += [_fault(detail, where, parsed, fields) for detail in error.errors()]
-            else:
-                normal.append({"name": name, "options": checked.model_dump(mode="json")})
+            normal.append({"name": name, "options": checked.model_dump(mode="json")})
     return normal, faults
+
+
+def _config_of(name: object, configs: PassConfigs) -> tuple[type[BaseModel] | None, list[str]]:
+    """Return the configuration of a pass, or what is wrong with its name."""
+    try:
+        return configs[name], []  # type: ignore[index]
+    except KeyError:
+        return None, [f"unknown pass; known: {', '.join(sorted(configs))}"]
+    except ConfigError as error:
+        return None, [fault.message for fault in error.faults]
 
 
 def _fault(detail: Any, prefix: YamlPath, parsed: LinedYaml, fields: Any) -> Fault:

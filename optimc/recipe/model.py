@@ -82,7 +82,7 @@ class CalibrationSpec(_Section):
 
 
 class PassSpec(_Section):
-    """One entry of `passes`: `- rtn: {bits: 4}` or just `- merge_qkv`."""
+    """One entry of `passes`: `- rtn: {bits: 4}`, just `- fuse`, or a pass of one's own, `- my_passes:DropThings`."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -140,4 +140,5 @@ class Recipe(_Section):
 
 
 PassConfigs = Mapping[str, type[BaseModel]]
-"""Pass name to the frozen model whose fields are its YAML keys."""
+"""Pass name to the frozen model whose fields are its YAML keys. A look-up may raise ConfigError: a name that can be
+known, but stands for something that is no pass."""

@@ -25,6 +25,18 @@ def recipe_schema(pass_configs: PassConfigs) -> dict[str, Any]:
                 "additionalProperties": False,
             }
         )
+    user_pass = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+    own = "A pass of your own, as module:Class; a file beside the recipe or an installed module."
+    choices.append({"type": "string", "pattern": user_pass, "description": own})
+    choices.append(
+        {
+            "type": "object",
+            "patternProperties": {user_pass: {"type": ["object", "null"]}},
+            "minProperties": 1,
+            "maxProperties": 1,
+            "additionalProperties": False,
+        }
+    )
     properties = schema["properties"]
     properties["passes"] = {"type": "array", "items": {"anyOf": choices}, "default": []}
     properties["model"] = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/ModelSpec"}]}

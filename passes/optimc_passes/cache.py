@@ -1,8 +1,9 @@
 """Results of passes, kept under the hash of everything they were computed from.
 
 A weight pass is stored as the weights it changed (one safetensors file each, read lazily from the mapped file) and its
-report; a graph as ONNX without weights. Recipes that share a prefix therefore share its work, and a result that is
-found is the very bytes that were stored. Entries are verified when looked up; damaged ones count as absent.
+report; a graph as ONNX without weights and its report. Recipes that share a prefix therefore share its work, and a
+result that is found is the very bytes that were stored. Entries are verified when looked up; damaged ones count as
+absent.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from optimc.errors import CheckpointError
-from optimc.plan import PassReport
+from optimc.plan import FusionReport, PassReport
 from optimc.storage import storing
 from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned
+from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.serialize import from_bytes, to_bytes
 from optimc_passes.graph.weight_tensor import Store
 from optimc_passes.load.safetensors_file import read_header
@@ -88,24 +90,51 @@ class ArtifactCache:
         with EntryWriter(self.root, _WEIGHTS, key) as entry:
             yield WeightWriter(entry)
 
-    def load_graph(self, key: str, store: Store) -> tuple[ir.Model, PassReport | None] | None:
+    def load_graph(self, key: str, store: Store) -> tuple[ir.Model, PassReport] | None:
         """Return a graph bound to `store`, and the report of the pass that made it; None if absent or harmed."""
+        found = self._load_model(key, store)
+        try:
+            return None if found is None else (found[0], _cached(found[1]["report"]))
+        except (KeyError, TypeError, ValidationError):
+            return None
+
+    def save_graph(self, key: str, model: ir.Model, report: PassReport) -> None:
+        """Store a graph without its weights, with what the pass that made it says."""
+        self._save_model(key, model, {"report": report.model_dump(mode="json")})
+
+    def load_export(self, key: str) -> tuple[Exported, float] | None:
+        """Return a graph as it was exported, and the seconds that took; None if absent or harmed."""
+        found = self._load_model(key, {})
+        try:
+            if found is None:
+                return None
+            model, facts = found
+            rewrites = {name: FusionReport.model_validate(report) for name, report in facts["rewrites"].items()}
+            return Exported(model, int(facts["raw_nodes"]), rewrites), float(facts["seconds"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def save_export(self, key: str, exported: Exported, seconds: float) -> None:
+        """Store an exported graph; its raw form is not kept."""
+        rewrites = {name: report.model_dump(mode="json") for name, report in exported.rewrites.items()}
+        facts = {"raw_nodes": exported.raw_nodes, "seconds": seconds, "rewrites": rewrites}
+        self._save_model(key, exported.model, facts)
+
+    def _load_model(self, key: str, store: Store) -> tuple[ir.Model, Any] | None:
         folder = self.root / _GRAPHS / key
         payload = read_entry(folder)
         if payload is None:
             return None
         try:
-            model = from_bytes((folder / _GRAPH_FILE).read_bytes(), store)
-            return model, None if payload["report"] is None else _cached(payload["report"])
+            return from_bytes((folder / _GRAPH_FILE).read_bytes(), store), payload
         except (KeyError, TypeError, ValueError, OSError):
             return None
 
-    def save_graph(self, key: str, model: ir.Model, report: PassReport | None) -> None:
-        """Store a graph without its weights."""
+    def _save_model(self, key: str, model: ir.Model, payload: dict[str, Any]) -> None:
         with EntryWriter(self.root, _GRAPHS, key) as entry:
             with storing("the cache", entry.folder):
                 (entry.folder / _GRAPH_FILE).write_bytes(to_bytes(model))
-            entry.commit({"report": None if report is None else report.model_dump(mode="json")})
+            entry.commit(payload)
 
     def clear(self) -> None:
         """Remove every finished entry; builds under way are let alone."""

@@ -7,6 +7,7 @@ Every arrow into a pass is a look into the cache first.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +16,19 @@ from typing import Any
 import onnx_ir as ir
 
 from optimc.errors import ConfigError, Fault
-from optimc.plan import PassReport
+from optimc.plan import GraphReport, PassReport
 from optimc.progress import Progress
-from optimc.storage import storing
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.base import Pass, PassContext, PassOutcome
 from optimc_passes.cache import ArtifactCache
+from optimc_passes.graph.account import GraphFigures, account
 from optimc_passes.graph.attach import attach_weights
-from optimc_passes.graph.serialize import to_bytes
+from optimc_passes.graph.dump import GraphDump
+from optimc_passes.graph.exported import Exported
 from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.verify import GraphVerifier, VerifyLevel
-from optimc_passes.verify.evaluate import Probe
 from optimc_passes.verify.finite_weights import check_finite_weights
+from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import WeightStore
 
 
@@ -36,7 +38,7 @@ class GraphSource:
 
     key: str
     """Hash of everything the export depends on: the model's config, the frontend's version, its options."""
-    export: Callable[[], ir.Model]
+    export: Callable[[], Exported]
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,18 @@ class PipelineOptions:
     cache: ArtifactCache | None = None
     verify: VerifyLevel = "numeric"
     dump_graph: Path | None = None
-    """Folder that receives the graph after each step, as text and as ONNX without weights."""
+    """Folder that receives the graph after each phase, as text and as ONNX without weights."""
     on_progress: Callable[[str, int, int, str], None] | None = None
     """Called with the step's name, done, total and what the current piece of work is about."""
 
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """The last artifact, with its graph, and one report per pass in order."""
+    """The last artifact, with its graph, one report per pass in order, and one on the graph's way."""
 
     artifact: Artifact
     reports: tuple[PassReport, ...]
+    graph: GraphReport
 
 
 def check_order(passes: Sequence[Pass[Any] | type[Pass[Any]]]) -> list[tuple[int, str]]:
@@ -87,13 +90,25 @@ def run_pipeline(
     for pass_ in passes:
         if pass_.stage == "weights":
             artifact = run.weight_pass(pass_, artifact)
-    artifact = run.attach(artifact, source)
+    exported, export_seconds = run.export(source)
+    start = time.perf_counter()
+    artifact = run.attach(artifact, exported.model, source.key)
+    attached_nodes = _num_nodes(artifact)
     graph_passes = [pass_ for pass_ in passes if pass_.stage == "graph"]
     for pass_ in graph_passes:
         artifact = run.graph_pass(pass_, artifact)
     if not graph_passes:
         run.check_finite(artifact)
-    return PipelineResult(artifact, tuple(run.reports))
+    report = GraphReport(
+        exported_nodes=exported.raw_nodes,
+        cleaned_nodes=exported.model.graph.num_nodes(),
+        attached_nodes=attached_nodes,
+        fused_nodes=_num_nodes(artifact),
+        export_seconds=export_seconds,
+        graph_seconds=time.perf_counter() - start,
+        frontend=dict(exported.rewrites),
+    )
+    return PipelineResult(artifact, tuple(run.reports), report)
 
 
 class _Run:
@@ -104,7 +119,7 @@ class _Run:
         self.options = options
         self.reports: list[PassReport] = []
         self._verifier: GraphVerifier | None = None
-        self._num_dumps = 0
+        self._dump = GraphDump(options.dump_graph)
 
     @property
     def done(self) -> tuple[str, ...]:
@@ -129,19 +144,38 @@ class _Run:
         self.reports.append(report)
         return artifact.evolve(key=key, weights=WeightStore({**artifact.weights, **weights}))
 
-    def attach(self, artifact: Artifact, source: GraphSource) -> Artifact:
-        """Export the graph, bind the weights and accept the result as the reference of the graph passes."""
-        exported = self._export(source)
+    def export(self, source: GraphSource) -> tuple[Exported, float]:
+        """Return the graph without weights, exported now or before, and the seconds its export took."""
+        cache = self.options.cache
+        found = cache.load_export(source.key) if cache else None
+        if found is None:
+            self._progress("export")(0, 1, "")
+            start = time.perf_counter()
+            exported = source.export()
+            found = exported, time.perf_counter() - start
+            self._progress("export")(1, 1, "")
+            if cache is not None:
+                cache.save_export(source.key, *found)
+        exported, seconds = found
+        if exported.raw is not None:
+            self._dump.add("exported", exported.raw)
+        else:
+            self._dump.skip("exported", "The export was taken from the cache; build with --fresh to see it.")
+        self._dump.add("cleaned", exported.model)
+        return exported, seconds
+
+    def attach(self, artifact: Artifact, exported: ir.Model, source_key: str) -> Artifact:
+        """Bind the weights and accept the result as the reference of the graph passes."""
         added = [name for name in artifact.weights if name not in artifact.checkpoint.weights]
         tied = {}
         if added:
             linears = linear_weights(artifact.checkpoint.config)
             tied = {linear.name: linear.tied_to for linear in linears if linear.tied_to and linear.name in added}
         graph = attach_weights(exported, artifact.weights, tied=tied)
-        attached = artifact.evolve(key=derive_key(artifact.key, source.key), graph=graph)
+        attached = artifact.evolve(key=derive_key(artifact.key, source_key), graph=graph)
         self._verifier = GraphVerifier(self.options.verify, _probe(artifact))
         self._verifier.check_rules("attach", self.done, graph)
-        self._dump("attach", graph)
+        self._dump.add("attached", graph)
         return attached
 
     def check_finite(self, artifact: Artifact) -> None:
@@ -157,7 +191,7 @@ class _Run:
         entry = derive_key(key, self.options.verify)
         cache = self.options.cache
         found = cache.load_graph(entry, artifact.weights) if cache else None
-        if found is not None and found[1] is not None:
+        if found is not None:
             outcome = PassOutcome(artifact.evolve(key=key, graph=found[0]), found[1])
         else:
             outcome = self._verified(pass_, artifact)
@@ -166,7 +200,7 @@ class _Run:
                 cache.save_graph(entry, outcome.artifact.graph, outcome.report)
         assert outcome.artifact.graph is not None
         self.reports.append(outcome.report)
-        self._dump(pass_.name, outcome.artifact.graph)
+        self._dump.add(pass_.name, outcome.artifact.graph)
         return outcome.artifact
 
     def _compute_weights(self, cache: ArtifactCache, key: str, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:
@@ -181,29 +215,21 @@ class _Run:
             writer.commit(changed, outcome.report)
         return outcome
 
-    def _export(self, source: GraphSource) -> ir.Model:
-        cache = self.options.cache
-        found = cache.load_graph(source.key, {}) if cache else None
-        if found is not None:
-            return found[0]
-        self._progress("export")(0, 1, "")
-        exported = source.export()
-        self._progress("export")(1, 1, "")
-        if cache is not None:
-            cache.save_graph(source.key, exported, None)
-        return exported
-
     def _verified(self, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:
         """Run a graph pass; compare its graph with the one before it."""
         assert self._verifier is not None
-        assert artifact.graph is not None
+        before = artifact.graph
         outcome = pass_(artifact, PassContext(self.done, self._progress(self._label(pass_))))
-        assert outcome.artifact.graph is not None
-        error = self._verifier.check(pass_.name, self.done, artifact.graph, outcome.artifact.graph)
-        if error is None:
-            return outcome
-        metrics = {**outcome.report.metrics, "verify_relative_error": error}
-        return PassOutcome(outcome.artifact, outcome.report.model_copy(update={"metrics": metrics}))
+        after = outcome.artifact.graph
+        assert before is not None
+        assert after is not None
+        error = self._verifier.check(pass_.name, self.done, before, after)
+        fusion = account(outcome.report.fusion, GraphFigures.of(before), GraphFigures.of(after), error)
+        metrics = outcome.report.metrics
+        if error is not None:
+            metrics = {**metrics, "verify_relative_error": error}
+        report = outcome.report.model_copy(update={"metrics": metrics, "fusion": fusion})
+        return PassOutcome(outcome.artifact, report)
 
     def _label(self, pass_: Pass[Any]) -> str:
         """Return the pass's name, told apart from others of the same name."""
@@ -217,17 +243,11 @@ class _Run:
 
         return report
 
-    def _dump(self, step: str, model: ir.Model) -> None:
-        folder = self.options.dump_graph
-        if folder is None:
-            return
-        stem = f"{self._num_dumps:02d}-{step}"
-        self._num_dumps += 1
-        with storing("the graph", folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{stem}.txt").write_text(f"{model}\n", "utf-8")
-            (folder / f"{stem}.onnx").write_bytes(to_bytes(model))
+
+def _num_nodes(artifact: Artifact) -> int:
+    assert artifact.graph is not None
+    return artifact.graph.graph.num_nodes()
 
 
 def _probe(artifact: Artifact) -> Probe:
-    return Probe.of_vocabulary(artifact.checkpoint.config.get_text_config().vocab_size)
+    return Probe.of_vocabulary(artifact.checkpoint.config.get_text_config().vocab_size).with_scattered_rows()

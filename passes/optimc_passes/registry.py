@@ -1,4 +1,4 @@
-"""Every pass a recipe can name. To add one: import it here and put it in the list."""
+"""Every pass a recipe can name. Weight passes stand here; rewrites of the graph in `fuse/pipeline.py`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from pydantic import ValidationError
 from optimc.errors import ConfigError, Fault, UnknownNameError
 from optimc.recipe.fault_message import fault_message
 from optimc.registry import Registry
-from optimc_passes.base import Pass
-from optimc_passes.fuse.merge_gate_up import MergeGateUp
-from optimc_passes.fuse.merge_qkv import MergeQkv
+from optimc_passes.base import ConfigT, Pass
+from optimc_passes.fuse.pipeline import GRAPH_PASSES
 from optimc_passes.quantize.rtn import Rtn
 
 _PASSES: tuple[type[Pass[Any]], ...] = (
     Rtn,
-    MergeQkv,
-    MergeGateUp,
+    *GRAPH_PASSES,
 )
 
 
@@ -44,13 +42,16 @@ def make_pass(name: str, options: Mapping[str, Any] | None = None, *, where: str
         pass_type = PASSES[name]
     except UnknownNameError as error:
         raise ConfigError("passes", [Fault(place, str(error))]) from error
+    return pass_type(checked_config(pass_type.config_type, options or {}, place))
+
+
+def checked_config(config_type: type[ConfigT], options: Mapping[str, Any], place: str) -> ConfigT:
+    """Return options as they stand in a recipe, checked. Raises ConfigError with one fault per bad option."""
     try:
-        config = pass_type.config_type.model_validate(dict(options or {}))
+        return config_type.model_validate(dict(options))
     except ValidationError as error:
-        fields = pass_type.config_type.model_fields
         faults = [
-            Fault(".".join([place, *map(str, detail["loc"])]), fault_message(detail, fields))
+            Fault(".".join([place, *map(str, detail["loc"])]), fault_message(detail, config_type.model_fields))
             for detail in error.errors()
         ]
         raise ConfigError("passes", faults) from error
-    return pass_type(config)

@@ -10,10 +10,11 @@ import pytest
 from safetensors import SafetensorError
 
 from optimc.errors import StorageError
-from optimc.plan import PassReport
+from optimc.plan import FusionReport, PassReport
 from optimc_passes.cache import ArtifactCache
 from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned, scratch_folder
 from optimc_passes.graph.attach import attach_weights
+from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.serialize import to_bytes
 from optimc_passes.weights import Dense, Quantized
 
@@ -193,12 +194,22 @@ def test_a_graph_comes_back_bound_to_the_store(cache, tiny_decoder):
     )
 
 
-def test_an_exported_graph_needs_no_store_and_has_no_report(cache, tiny_decoder):
+def test_an_exported_graph_needs_no_store_and_keeps_what_was_done_to_it(cache, tiny_decoder):
     decoder = tiny_decoder(layers=1)
-    cache.save_graph(KEY, decoder.model, None)
-    found, report = cache.load_graph(KEY, {})
-    assert report is None
-    assert to_bytes(found) == to_bytes(decoder.model)
+    rewrites = {"rotary": FusionReport(matched=2), "gather_rows": FusionReport()}
+    cache.save_export(KEY, Exported(decoder.model, 99, rewrites, raw=decoder.model), 1.5)
+    found, seconds = cache.load_export(KEY)
+    assert to_bytes(found.model) == to_bytes(decoder.model)
+    assert (found.raw_nodes, found.rewrites, found.raw, seconds) == (99, rewrites, None, 1.5)
+    assert list(found.rewrites) == ["rotary", "gather_rows"]
+
+
+def test_an_export_does_not_stand_in_for_a_pass_nor_a_pass_for_an_export(cache, tiny_decoder):
+    decoder = tiny_decoder(layers=1)
+    cache.save_export(KEY, Exported.of(decoder.model), 0.0)
+    cache.save_graph("1" * 64, decoder.model, REPORT)
+    assert cache.load_graph(KEY, {}) is None
+    assert cache.load_export("1" * 64) is None
 
 
 def test_a_graph_that_does_not_fit_the_store_is_a_miss(cache, tiny_decoder):
@@ -210,7 +221,7 @@ def test_a_graph_that_does_not_fit_the_store_is_a_miss(cache, tiny_decoder):
 
 def test_clearing_removes_every_entry(cache, weights, tiny_decoder):
     store(cache, weights)
-    cache.save_graph(KEY, tiny_decoder(layers=1).model, None)
+    cache.save_graph(KEY, tiny_decoder(layers=1).model, REPORT)
     cache.clear()
     assert files(cache.root) == []
     assert cache.load_weights(KEY) is None

@@ -9,6 +9,7 @@ from optimc_passes.artifact import Artifact
 from optimc_passes.cache import ArtifactCache
 from optimc_passes.fuse import merge_qkv
 from optimc_passes.fuse.merge_qkv import MergeQkv
+from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.serialize import to_bytes
 from optimc_passes.pipeline import GraphSource, PipelineOptions, check_order, run_pipeline
 from optimc_passes.quantize.rtn import Rtn
@@ -35,7 +36,8 @@ class Build:
 
     def export(self):
         self.computed.append("export")
-        return self.decoder.model
+        model = self.decoder.model
+        return Exported(model, model.graph.num_nodes(), raw=model)
 
     def __call__(self, *specs, **options):
         self.computed.clear()
@@ -218,16 +220,69 @@ def test_quantized_weights_are_read_from_the_cache_and_not_held(cached):
     assert "cache" in str(array.filename)
 
 
-def test_the_graph_is_dumped_after_each_step_as_text_and_without_weights(build, tmp_path):
+def test_the_graph_is_dumped_after_each_phase_as_text_and_without_weights(build, tmp_path):
     build(INT4, QKV, GATE_UP, dump_graph=tmp_path / "dump")
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
-    steps = ("00-attach", "01-merge_qkv", "02-merge_gate_up")
-    assert names == [f"{step}.{ending}" for step in steps for ending in ("onnx", "txt")]
-    for step in steps:
-        assert "PagedAttention" in (tmp_path / "dump" / f"{step}.txt").read_text()
-    before, after = (onnx.load(tmp_path / "dump" / f"{step}.onnx") for step in (steps[0], steps[2]))
+    phases = ("00-exported", "01-cleaned", "02-attached", "03-merge_qkv", "04-merge_gate_up")
+    assert names == [f"{phase}.{ending}" for phase in phases for ending in ("onnx", "txt")]
+    for phase in phases:
+        assert "PagedAttention(" in (tmp_path / "dump" / f"{phase}.txt").read_text()
+    before, after = (onnx.load(tmp_path / "dump" / f"{phase}.onnx") for phase in (phases[2], phases[4]))
     assert len(after.graph.node) < len(before.graph.node)
-    assert (tmp_path / "dump" / "00-attach.onnx").stat().st_size < 40_000
+    assert (tmp_path / "dump" / "02-attached.onnx").stat().st_size < 40_000
+
+
+def test_a_dump_reads_one_line_a_node_and_says_how_weights_are_stored(build, tmp_path):
+    build(INT4, dump_graph=tmp_path)
+    text = (tmp_path / "02-attached.txt").read_text()
+    assert "input   input_ids: int64 [T]" in text
+    assert "output  logits: float [R,48]" in text
+    assert text.count(" = MatMul(") == 15
+    codes = "weight    model.layers.1.mlp.up_proj.weight.codes: uint4 [32,48]"
+    assert f"{codes} = Codes(name='model.layers.1.mlp.up_proj.weight')" in text
+    assert "constant  constant_0: int64 [1] = [0]" in text
+    weights = [line for line in text.splitlines() if line.startswith("weight")]
+    assert all(len(line) < 200 for line in weights), "no data"
+
+
+def test_an_export_from_the_cache_has_no_raw_form_to_dump_and_says_so(cached, tmp_path):
+    cached(QKV)
+    cached(QKV, dump_graph=tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"00-exported.txt", "01-cleaned.onnx", "02-attached.onnx", "03-merge_qkv.onnx"} < names
+    assert "00-exported.onnx" not in names
+    assert "--fresh" in (tmp_path / "00-exported.txt").read_text()
+
+
+def test_the_report_counts_nodes_and_seconds_on_the_graphs_way(cached):
+    graph = cached(QKV, GATE_UP).graph
+    counts = (graph.exported_nodes, graph.cleaned_nodes, graph.attached_nodes, graph.fused_nodes)
+    # Attaching turns 15 transposes of weights into weights; each merge of three or two products adds a Split.
+    assert counts == (59, 59, 44, 44 - 2 * (2 - 1))
+    assert graph.graph_seconds > 0
+    assert graph.frontend == {}
+    again = cached(QKV, GATE_UP).graph
+    assert again.export_seconds == graph.export_seconds, "what it cost when it was made"
+    assert (again.exported_nodes, again.fused_nodes) == (counts[0], counts[3])
+
+
+def test_every_graph_pass_accounts_for_operators_traffic_and_error(build):
+    reports = build(INT4, QKV, GATE_UP).reports
+    assert reports[0].fusion is None, "a weight pass"
+    for report in reports[1:]:
+        fusion = report.fusion
+        assert fusion.matched == 2
+        assert fusion.relative_error == report.metrics["verify_relative_error"]
+        assert fusion.ops_after["MatMul"] < fusion.ops_before["MatMul"]
+        assert fusion.ops_after["Split"] == fusion.ops_before.get("Split", 0) + 2
+    assert reports[1].fusion.ops_after == reports[2].fusion.ops_before
+
+
+def test_what_passes_did_is_known_from_the_cache_too(cached):
+    first, second = cached(QKV), cached(QKV)
+    assert second.reports[0].cached
+    assert second.reports[0].fusion == first.reports[0].fusion
+    assert second.reports[0].fusion.matched == 2
 
 
 def test_progress_names_the_step(build):
@@ -244,7 +299,7 @@ def test_a_graph_without_passes_must_give_numbers_too(tiny_decoder):
     # Finite weights whose products are not.
     decoder.arrays["model.norm.weight"][:] = 1e38
     decoder.arrays["lm_head.weight"][:] = 1e38
-    source = GraphSource("key", lambda: decoder.model)
+    source = GraphSource("key", lambda: Exported.of(decoder.model))
     artifact = Artifact.start(decoder.checkpoint())
     with pytest.raises(VerifyError, match=r"^attach failed after \[\]: logits on probe tokens are not finite"):
         run_pipeline([], artifact, source)
@@ -255,5 +310,6 @@ def test_a_folder_that_takes_no_graphs_is_named(tiny_decoder, tmp_path):
     decoder = tiny_decoder()
     (tmp_path / "file").write_text("")
     options = PipelineOptions(verify="off", dump_graph=tmp_path / "file")
+    source = GraphSource("key", lambda: Exported.of(decoder.model))
     with pytest.raises(StorageError, match=r"the graph cannot be written to .*file: File exists"):
-        run_pipeline([], Artifact.start(decoder.checkpoint()), GraphSource("key", lambda: decoder.model), options)
+        run_pipeline([], Artifact.start(decoder.checkpoint()), source, options)

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from optimc_passes.artifact import Artifact
 from optimc_passes.frontend import export_graph
+from optimc_passes.graph.exported import Exported
 from optimc_passes.load import load_checkpoint
 from optimc_passes.pipeline import GraphSource, run_pipeline
 from optimc_passes.registry import make_pass
@@ -40,7 +41,7 @@ def llama(tmp_path_factory):
 def run(llama, *specs):
     _, checkpoint, exported = llama
     passes = [make_pass(name, options) for name, options in specs]
-    return run_pipeline(passes, Artifact.start(checkpoint), GraphSource("e" * 64, lambda: exported))
+    return run_pipeline(passes, Artifact.start(checkpoint), GraphSource("e" * 64, lambda: Exported.of(exported)))
 
 
 def logits_of(model):

@@ -10,13 +10,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from optimc.errors import VerifyError
-from optimc_passes.dialect.rules import verify_graph
+from optimc_passes.dialect.rules import verify_and_infer
 from optimc_passes.graph.serialize import to_bytes
+from optimc_passes.graph.shapes import annotate
 from optimc_passes.verify.bisect import Divergence, first_divergence
 from optimc_passes.verify.evaluate import evaluate
 from optimc_passes.verify.numeric import TOLERANCE, relative_error
 from optimc_passes.verify.probe import Probe
 from optimc_passes.verify.session import WeightPool, run_probe
+from optimc_passes.verify.shapes import shape_faults
 
 VerifyLevel = Literal["off", "shapes", "numeric"]
 """`shapes` checks rules and shapes; `numeric` also compares logits on probe tokens."""
@@ -35,12 +37,20 @@ class GraphVerifier:
         self._accepted: tuple[ir.Model, NDArray[np.float32]] | None = None
 
     def check_rules(self, name: str, done: Sequence[str], model: ir.Model) -> None:
-        """Raise VerifyError if the graph that `name` returned breaks a rule or declares a shape it has not."""
+        """Raise VerifyError if the graph that `name` returned breaks a rule or declares a shape it has not.
+
+        Shapes that nodes leave open are filled in, in place.
+        """
         if self.level == "off":
             return
-        problems = verify_graph(model)
+        problems, shapes = verify_and_infer(model)
         if problems:
             raise VerifyError(name, done, "the graph breaks rules: " + "; ".join(problems))
+        faults = list(shape_faults(model, shapes))
+        if faults:
+            sentences = "; ".join(fault.sentence for fault in faults)
+            raise VerifyError(name, done, f"shapes that are not so: {sentences}", node=faults[0].node)
+        annotate(model, shapes)
 
     def check_finite(self, name: str, done: Sequence[str], model: ir.Model) -> None:
         """Raise VerifyError if the graph that `name` returned computes something else than numbers, or nothing."""

@@ -1,10 +1,12 @@
 """What a recipe refers to, checked beside the recipe itself."""
 
+from optimc.build.pass_catalog import PassCatalog
 from optimc.build.references import check_references
 
 
 def findings(tmp_path, **data):
-    return dict(check_references({"model": "organisation/name", "passes": [], **data}, tmp_path / "recipe.yaml"))
+    data = {"model": "organisation/name", "passes": [], **data}
+    return dict(check_references(data, tmp_path / "recipe.yaml", PassCatalog(tmp_path)))
 
 
 def test_a_sound_recipe_has_no_findings(tmp_path):

@@ -182,15 +182,19 @@ def test_the_schema_accepts_and_refuses_what_the_loader_does():
     validator = jsonschema.Draft202012Validator(schema)
     good = yaml.safe_load(GOOD.replace("1e-3", "0.001"))
     assert not list(validator.iter_errors(good))
+    for entry in ("mine:Drop", {"mine.more:Drop": None}, {"mine:Drop": {"depth": 2}}):
+        assert not list(validator.iter_errors(good | {"passes": [entry]})), entry
+    for change in ({"passes": ["mine:"]}, {"passes": [{"mine:Drop": 3}]}, {"passes": [{"a:B": None, "c:D": None}]}):
+        assert list(validator.iter_errors(good | change)), change
     for change in ({"bogus": 1}, {"passes": ["nope"]}, {"passes": [{"rtn": {"bits": 5}}]}, {"model": 3}):
         assert list(validator.iter_errors(good | change)), change
 
 
 @pytest.mark.parametrize("path", sorted(Path("recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_shipped_recipe_loads(path):
-    from optimc_passes.registry import PASSES
+    from optimc.build import pass_configs
 
-    recipe = load_recipe(path, pass_configs={name: entry.config_type for name, entry in PASSES.items()})
+    recipe = load_recipe(path, pass_configs=pass_configs())
     assert recipe.name == path.stem
 
 

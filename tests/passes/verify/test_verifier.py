@@ -118,3 +118,21 @@ def test_what_the_reference_runtime_cannot_run_is_said(model, monkeypatch):
     monkeypatch.setattr(verifier, "evaluate", fail)
     with pytest.raises(VerifyError, match="onnxruntime cannot run the graph: no kernel for Foo"):
         GraphVerifier("numeric", PROBE).check("merge", [], model, model.clone())
+
+
+def test_a_shape_that_is_not_so_is_named_with_both_shapes_and_its_node(model):
+    wrong = model.clone()
+    product = next(node for node in wrong.graph if node.op_type == "Mul")
+    product.outputs[0].shape = ir.Shape([1, "R", 48])
+    with pytest.raises(VerifyError, match=r"declares \[1,R,48\], computes \[1,T,48\]") as caught:
+        GraphVerifier("shapes", PROBE).check("merge", [], model, wrong)
+    assert caught.value.node == product.name
+    assert "node 16 Mul 'node_Mul_21'" in str(caught.value)
+
+
+def test_dimensions_that_nodes_leave_open_are_filled_in(model):
+    for node in model.graph:
+        node.outputs[0].shape = None
+    GraphVerifier("shapes", PROBE).check_rules("attach", [], model)
+    assert [str(node.outputs[0].shape) for node in model.graph][:4] == ["[T,32]", "[1,T,32]", "[1,T,32]", "[1,T,32]"]
+    assert str(model.graph.outputs[0].shape) == "[R,48]"
