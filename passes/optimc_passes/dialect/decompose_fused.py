@@ -70,16 +70,22 @@ def _rotary_qkv(node: ir.Node, new: Replacement, batched: dict[ir.Value, ir.Valu
     qkv, cos, sin, q_norm, k_norm = [*node.inputs, None, None, None, None][:5]
     assert qkv is not None, "verify_graph requires it"
     q, k, v = new.split(qkv, spec.widths)
-    if q_norm is not None and k_norm is not None:
-        q = _normed_heads(new, q, q_norm, spec, spec.num_heads)
-        k = _normed_heads(new, k, k_norm, spec, spec.num_kv_heads)
-    if cos is not None and sin is not None:
-        for angles in (cos, sin):
-            if angles not in batched:
-                batched[angles] = new.op("Unsqueeze", angles, new.ints(0))
-        q = _rotated(new, q, batched[cos], batched[sin], spec, spec.num_heads)
-        k = _rotated(new, k, batched[cos], batched[sin], spec, spec.num_kv_heads)
-    return q, k, v
+    turned = []
+    for rows, heads, scale in ((q, spec.num_heads, q_norm), (k, spec.num_kv_heads, k_norm)):
+        if scale is not None:
+            rows = _normed_heads(new, rows, scale, spec, heads)
+        if cos is not None and sin is not None:
+            tables = _batched(new, cos, batched), _batched(new, sin, batched)
+            rows = _rotated(new, rows, tables, spec, heads)
+        turned.append(rows)
+    return *turned, v
+
+
+def _batched(new: Replacement, angles: ir.Value, batched: dict[ir.Value, ir.Value]) -> ir.Value:
+    """Return angles [T, F] as [1, T, F]."""
+    if angles not in batched:
+        batched[angles] = new.op("Unsqueeze", angles, new.ints(0))
+    return batched[angles]
 
 
 def _normed_heads(new: Replacement, rows: ir.Value, scale: ir.Value, spec: RotaryQkv, heads: int) -> ir.Value:
@@ -91,14 +97,16 @@ def _normed_heads(new: Replacement, rows: ir.Value, scale: ir.Value, spec: Rotar
     return new.op("Reshape", _norm(new, split, scale, spec.epsilon), new.ints(0, heads * spec.head_dim))
 
 
-def _rotated(new: Replacement, rows: ir.Value, cos: ir.Value, sin: ir.Value, spec: RotaryQkv, heads: int) -> ir.Value:
-    """Rotate [T, heads * D] by angles [1, T, F]."""
+def _rotated(
+    new: Replacement, rows: ir.Value, tables: tuple[ir.Value, ir.Value], spec: RotaryQkv, heads: int
+) -> ir.Value:
+    """Rotate [T, heads * D] by cosines and sines [1, T, F]."""
     attributes = {"num_heads": heads}
     if spec.rotary_dim != spec.head_dim:
         attributes["rotary_embedding_dim"] = spec.rotary_dim
     if spec.interleaved:
         attributes["interleaved"] = 1
-    turned = new.op("RotaryEmbedding", new.op("Unsqueeze", rows, new.ints(0)), cos, sin, **attributes)
+    turned = new.op("RotaryEmbedding", new.op("Unsqueeze", rows, new.ints(0)), *tables, **attributes)
     return new.op("Squeeze", turned, new.ints(0))
 
 

@@ -14,7 +14,7 @@ from optimc.plan.cpu_program import View
 from optimc_passes.emit.cpu.axes import Axes
 from optimc_passes.emit.cpu.constants import Constant
 from optimc_passes.emit.cpu.no_kernel import NoKernelError
-from optimc_passes.emit.cpu.values import Frequencies, Positions, Rotated, Rows, Value, Wave
+from optimc_passes.emit.cpu.values import Frequencies, Positions, Rotated, Rows, Value, Wave, view_of
 
 
 def depends_on_positions(values: Sequence[Value | None]) -> bool:
@@ -58,18 +58,15 @@ def same_angles(cos: Value | None, sin: Value | None) -> Wave:
     return waves[0]
 
 
-def rotate(node: ir.Node, x: Rows, view: View, rotation: View) -> Rows:
-    """Return x [..., T, H * D] rotated by the cosines and sines in `rotation` [T, 2 F]."""
-    heads = node.attributes.get_int("num_heads", 0)
+def rotate(x: Rows, rotation: View, *, heads: int, turned: int, interleaved: bool) -> Rows:
+    """Return x [..., T, H * D], `turned` dimensions of each head rotated by the waves in `rotation` [T, 2 F]."""
+    view = view_of(x)
     if len(x.axes.inner) != 1 or heads < 1 or view.width % heads:
         raise NoKernelError(f"{x} is not packed heads, num_heads is {heads}")
-    if len(node.inputs) > 3:
-        raise NoKernelError("the tables are looked up by position_ids")
     head_dim = view.width // heads
-    turned = node.attributes.get_int("rotary_embedding_dim", 0) or head_dim
+    turned = turned or head_dim
     if turned != rotation.width or turned > head_dim:
         raise NoKernelError(f"tables of {rotation.width // 2} do not turn {turned} of {head_dim} dimensions")
-    interleaved = bool(node.attributes.get_int("interleaved", 0))
     return Rows(Rotated(view, rotation, interleaved, head_dim), x.axes)
 
 

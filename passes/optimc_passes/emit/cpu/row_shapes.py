@@ -57,7 +57,7 @@ def split(node: ir.Node, rows: Rows, given: Given) -> list[Rows]:
         size = _size(rows, axis)
         part = -(-size // count)
         sizes = [part] * (count - 1) + [size - part * (count - 1)]
-    return [_columns(rows, axis, stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+    return [columns(rows, axis, stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def slice_(_node: ir.Node, rows: Rows, given: Given) -> Rows:
@@ -69,10 +69,11 @@ def slice_(_node: ir.Node, rows: Rows, given: Given) -> Rows:
         raise NoKernelError(f"along axes {along} with steps {steps}")
     size = _size(rows, along[0])
     start, stop = (min(max(place + size if place < 0 else place, 0), size) for place in (starts[0], ends[0]))
-    return _columns(rows, along[0], start, stop)
+    return columns(rows, along[0], start, stop)
 
 
-def _columns(rows: Rows, axis: int, start: int, stop: int) -> Rows:
+def columns(rows: Rows, axis: int, start: int, stop: int) -> Rows:
+    """Return the places [start, stop) along the first axis of a row."""
     shape, first = axes.columns(rows.axes, axis, start, stop)
     view = view_of(rows)
     return Rows(View(buffer=view.buffer, column=view.column + first, width=shape.width), shape, rows.rows)

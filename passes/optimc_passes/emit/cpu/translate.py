@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from optimc.errors import LoweringError
 from optimc.plan.cpu_program import View
-from optimc_passes.dialect.paged_attention import is_paged_attention
+from optimc_passes.dialect.paged_attention import DOMAIN, is_paged_attention
 from optimc_passes.emit.cpu import matrices, row_shapes
 from optimc_passes.emit.cpu.axes import Axes
 from optimc_passes.emit.cpu.constants import Constant, fold, initializer
@@ -23,6 +23,7 @@ from optimc_passes.emit.cpu.no_kernel import NoKernelError
 from optimc_passes.emit.cpu.node_expressions import is_elementwise
 from optimc_passes.emit.cpu.rotations import depends_on_positions, from_positions
 from optimc_passes.emit.cpu.translate_attention import attention, rotary_embedding
+from optimc_passes.emit.cpu.translate_fused import FUSED
 from optimc_passes.emit.cpu.translate_products import gather, matmul
 from optimc_passes.emit.cpu.translate_rowwise import elementwise, norm
 from optimc_passes.emit.cpu.values import LogitsRows, Positions, QuantizedMatrix, Rows, TokenIds, Value, show
@@ -82,6 +83,8 @@ def _translate_node(emitter: Emitter, node: ir.Node, given: Given, opset: int) -
     """Return the value of a node's output, or of each of its outputs."""
     if is_paged_attention(node):
         return attention(emitter, node, given)
+    if node.domain == DOMAIN and node.op_type in FUSED:
+        return FUSED[node.op_type](emitter, node, given)
     if node.domain:
         raise NoKernelError("it is no operator of the dialect")
     if node.op_type == "DequantizeLinear":

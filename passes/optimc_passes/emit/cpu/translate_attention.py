@@ -23,9 +23,18 @@ Given = Sequence[Value | None]
 def rotary_embedding(e: Emitter, node: ir.Node, given: Given) -> Rows:
     """RotaryEmbedding of packed heads [T, H * D]: nothing is computed, attention will rotate them."""
     x, cos, sin = given[:3]
-    view = view_of(x)
-    assert isinstance(x, Rows)
-    return rotate(node, x, view, e.rotation(label(node), same_angles(cos, sin)))
+    if not isinstance(x, Rows):
+        raise NoKernelError("an operand is no activation")
+    rotation = e.rotation(label(node), same_angles(cos, sin))
+    if len(node.inputs) > 3:
+        raise NoKernelError("the tables are looked up by position_ids")
+    return rotate(
+        x,
+        rotation,
+        heads=node.attributes.get_int("num_heads", 0),
+        turned=node.attributes.get_int("rotary_embedding_dim", 0),
+        interleaved=bool(node.attributes.get_int("interleaved", 0)),
+    )
 
 
 def attention(e: Emitter, node: ir.Node, given: Given) -> Rows:

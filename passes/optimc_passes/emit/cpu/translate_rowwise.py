@@ -22,25 +22,41 @@ Given = Sequence[Value | None]
 def norm(e: Emitter, node: ir.Node, given: Given) -> Rows:
     """RMSNormalization or LayerNormalization over the last axes of a row, once for each place of those before."""
     x, weight, bias = [*given, None][:3]
-    view = view_of(x)
-    assert isinstance(x, Rows)
+    if not isinstance(x, Rows):
+        raise NoKernelError("an operand is no activation")
     first = x.axes.positive(node.attributes.get_int("axis", -1)) - x.axes.lead - 1
     if first < 0 or len(node.outputs) != 1:
         raise NoKernelError("a norm is taken over axes of a row, and gives nothing but its result")
     if not (isinstance(weight, Constant) and isinstance(bias, Constant | None)):
         raise NoKernelError("weight and bias of a norm are constants")
-    heads, normed = prod(x.axes.inner[:first]), x.axes.inner[first:]
-    name = label(node)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    centred = node.op_type == "LayerNormalization"
+    return normed(e, label(node), x, weight, x.axes.inner[first:], epsilon, bias=bias, centred=centred)
+
+
+def normed(
+    e: Emitter,
+    name: str,
+    x: Rows,
+    weight: Constant,
+    shape: tuple[int, ...],
+    epsilon: float,
+    *,
+    bias: Constant | None = None,
+    centred: bool = False,
+) -> Rows:
+    """Norm the elements of each row in groups of `shape`, its last axes; `weight` is of that shape."""
+    view = view_of(x)
     out = e.new(name, x.rows, view.width)
     e.emit(
         Norm(
             name=name,
             x=view,
-            weight=e.vector(weight, normed),
-            bias=None if bias is None else e.vector(bias, normed),
-            epsilon=node.attributes.get_float("epsilon", 1e-5),
-            heads=heads,
-            centred=node.op_type == "LayerNormalization",
+            weight=e.vector(weight, shape),
+            bias=None if bias is None else e.vector(bias, shape),
+            epsilon=epsilon,
+            heads=view.width // prod(shape),
+            centred=centred,
             out=out,
         )
     )
