@@ -179,7 +179,7 @@ def _make_case(name: str) -> Case:
     with torch.no_grad():
         expected = model(torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
     store = WeightStore({n: Dense.of(p.detach().numpy()) for n, p in model.named_parameters()})
-    return Case(name, config, export_graph(config, max_seq_len=512), store, tokens, expected)
+    return Case(name, config, export_graph(config, max_seq_len=512).model, store, tokens, expected)
 
 
 @torch.no_grad()

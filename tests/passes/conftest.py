@@ -6,17 +6,24 @@ with it. It has no RoPE: nothing tested with it depends on positions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx_ir.tape import Tape
 
+from optimc.plan import FusionReport
 from optimc_passes.checkpoint import Checkpoint, TokenizerAssets
+from optimc_passes.dialect import decompose_causal
+from optimc_passes.fuse.apply_rules import apply_rules
+from optimc_passes.fuse.recorder import Recorder
+from optimc_passes.fuse.rule import Rule
 from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.weights import Dense, Quantized, WeightStore
 
@@ -213,3 +220,62 @@ def _quantized(
 def quantized() -> Callable[..., Quantized]:
     """Quantize an array [N, C] to the nearest codes; with `permutation`, groups run along the permuted columns."""
     return _quantized
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What rules did to a graph written as text."""
+
+    before: ir.Model
+    after: ir.Model
+    report: FusionReport
+
+    @property
+    def times(self) -> int:
+        return self.report.matched
+
+    @property
+    def reason(self) -> str:
+        """The one reason to decline; empty if there is none."""
+        reasons = [entry.reason for entry in self.report.declined]
+        assert len(reasons) < 2, reasons
+        return reasons[0] if reasons else ""
+
+    @property
+    def operators(self) -> Counter[str]:
+        return Counter(node.op_type for node in self.after.graph)
+
+    def node(self, op_type: str) -> ir.Node:
+        (found,) = (node for node in self.after.graph if node.op_type == op_type)
+        return found
+
+    def assert_equal(self, tolerance: float = 1e-5, **inputs: np.ndarray) -> None:
+        """Both graphs give the same outputs, up to float32 rounding."""
+        before, after = (_run(model, inputs) for model in (self.before, self.after))
+        for expected, actual in zip(before, after, strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+def _run(model: ir.Model, inputs: dict[str, np.ndarray]) -> list[Any]:
+    proto = ir.to_proto(decompose_causal(model)).SerializeToString()
+    session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)
+
+
+def _apply_rule(rules: type[Rule] | tuple[type[Rule], ...], text: str, opset: int = 23) -> Applied:
+    header = f'<ir_version: 10, opset_import: ["" : {opset}, "optimc" : 1]>\n'
+    before, after = ir.from_onnx_text(header + text), ir.from_onnx_text(header + text)
+    rules = rules if isinstance(rules, tuple) else (rules,)
+    recorder = Recorder(
+        already=(reason for rule in rules for reason in rule.already),
+        unrelated=(reason for rule in rules for reason in rule.unrelated),
+    )
+    apply_rules(after, [rule.compiled() for rule in rules], recorder)
+    after.opset_imports[""] = 23  # what rules emit is of the dialect
+    return Applied(before, after, recorder.report())
+
+
+@pytest.fixture(scope="session")
+def apply_rule() -> Callable[..., Applied]:
+    """Apply a rule, or several in order, to a graph written as text: `apply_rule(rules, text, opset=23)`."""
+    return _apply_rule

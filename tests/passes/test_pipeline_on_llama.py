@@ -35,7 +35,7 @@ def llama(tmp_path_factory):
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(folder)
     checkpoint = load_checkpoint(str(folder), cache_dir=folder / "cache")
-    return model, checkpoint, export_graph(checkpoint.config, max_seq_len=128)
+    return model, checkpoint, export_graph(checkpoint.config, max_seq_len=128).model
 
 
 def run(llama, *specs):

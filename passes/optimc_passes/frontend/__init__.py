@@ -11,20 +11,21 @@ from optimc_passes.frontend.architectures import TESTED
 from optimc_passes.frontend.support import check_supported
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
+    from optimc_passes.graph.exported import Exported
 
-FRONTEND_VERSION = 1
+FRONTEND_VERSION = 2
 """Part of every cache key: raise it when the same config exports to another graph."""
 
 __all__ = ["FRONTEND_VERSION", "TESTED", "check_supported", "export_graph"]
 
 
-def export_graph(config: Any, *, max_seq_len: int, allow_untested: bool = False) -> ir.Model:
+def export_graph(config: Any, *, max_seq_len: int, allow_untested: bool = False) -> Exported:
     """Export the causal language model of a transformers config to the optimc dialect.
 
     The graph maps input_ids [T], position_ids [T] and logits_rows [R] to logits [R, V]. Every parameter is a further
     graph input under its transformers name, [N, C] for linear layers; a tied parameter appears once, under the
-    embedding's name. Weights are never allocated, whatever the checkpoint's size. Takes about a second per layer.
+    embedding's name. Weights are never allocated, whatever the checkpoint's size. Takes about a second per layer. What
+    was rewritten on the way stands beside the graph.
 
     `max_seq_len` is the longest sequence the engine will serve: some RoPE variants depend on it. Raises
     UnsupportedModelError for what `check_supported` refuses and for what only shows while the model runs.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnxscript import optimizer
@@ -26,15 +29,14 @@ from onnxscript.rewriter.rules.common import (
     unsqueeze_unsqueeze_rule,
 )
 
-from optimc_passes.frontend.rules import (
-    GatherRows,
-    MergeReshapes,
-    NormalizeBeforeTranspose,
-    PackedRotary,
-    PartialRotary,
-    RmsNormalization,
-    Rotary,
-)
+from optimc.plan import FusionReport
+from optimc_passes.frontend.rules import MergeReshapes, NormalizeBeforeTranspose
+from optimc_passes.fuse.apply_rules import apply_rules
+from optimc_passes.fuse.gather_rows import GatherRows
+from optimc_passes.fuse.recorder import Recorder
+from optimc_passes.fuse.rms_norm import RmsNorm
+from optimc_passes.fuse.rope import ROTATIONS, PackedRotary, PartialRotary
+from optimc_passes.fuse.rule import Rule
 
 _NO_OPS = (
     add_0_rule,
@@ -58,28 +60,34 @@ _NO_OPS = (
 """What of onnxscript's rules a decoder can need. Its default set also looks for convolutions, and one of its rules
 walks the whole graph at every node, which made the clean-up take longer than the export."""
 
-_RULES = (
-    (GatherRows.rule("gather_rows"),),
-    (
-        RmsNormalization.rule("rms_normalization", scale_first=False),
-        RmsNormalization.rule("rms_normalization_scale_first", scale_first=True),
-    ),
-    (NormalizeBeforeTranspose.rule("normalize_before_transpose"),),
-    (Rotary.rule("rotary"),),
-    (PartialRotary.rule("partial_rotary"),),
-    (PackedRotary.rule("packed_rotary"),),
-    (MergeReshapes.rule("merge_reshapes"),),
+_STEPS: Mapping[str, tuple[type[Rule], ...]] = MappingProxyType(
+    {
+        "gather_rows": (GatherRows,),
+        "rms_norm": RmsNorm.rules,
+        "normalize_before_transpose": (NormalizeBeforeTranspose,),
+        "rope": ROTATIONS,
+        "rope_partial": (PartialRotary,),
+        "rope_packed": (PackedRotary,),
+        "merge_reshapes": (MergeReshapes,),
+    }
 )
-"""Groups of rules in order; each group sees the work of those before it."""
+"""Rewrites in order; each sees the work of those before it."""
 
 
-def clean_up(model: ir.Model) -> None:
-    """Simplify `model` in place. Parameters must be graph inputs already, so that nothing folds their values."""
+def clean_up(model: ir.Model) -> dict[str, FusionReport]:
+    """Simplify `model` in place; return what each rewrite did.
+
+    Parameters must be graph inputs already, so that nothing folds their values.
+    """
     common.InlinePass()(model)
     _simplify(model)
-    for rules in _RULES:
-        RewritePass(rules)(model)
+    reports = {}
+    for name, rules in _STEPS.items():
+        recorder = Recorder()
+        apply_rules(model, [rule.compiled() for rule in rules], recorder)
+        reports[name] = recorder.report()
     _simplify(model)
+    return reports
 
 
 def _simplify(model: ir.Model) -> None:

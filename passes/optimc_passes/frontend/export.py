@@ -20,6 +20,7 @@ from optimc_passes.frontend.cleanup import clean_up
 from optimc_passes.frontend.names import rename
 from optimc_passes.frontend.parameters import parameters_to_inputs
 from optimc_passes.frontend.skeleton import build_skeleton
+from optimc_passes.graph.exported import Exported
 
 _MODEL = "causal_lm"
 
@@ -40,18 +41,20 @@ class _PackedStep(nn.Module):
         return logits.squeeze(0)
 
 
-def export_checked(config: Any) -> ir.Model:
+def export_checked(config: Any) -> Exported:
     """Export a config that `check_supported` has passed; see `export_graph`."""
     with paged_attention_registered(), _quiet():
         model = build_skeleton(config)
         exported = _export(_PackedStep(model).eval(), type(model).__name__)
+    raw_nodes = exported.graph.num_nodes()
     parameters_to_inputs(exported.graph, _parameter_names(model))
-    clean_up(exported)
+    raw = exported.clone()
+    rewrites = clean_up(exported)
     rename(exported.graph, _MODEL)
     exported.graph.name = type(model).__name__
     exported.graph.metadata_props.clear()
     exported.metadata_props.clear()
-    return exported
+    return Exported(exported, raw_nodes, rewrites, raw)
 
 
 def _export(step: nn.Module, architecture: str) -> ir.Model:

@@ -103,6 +103,7 @@ def _fires(
             after.type = before.type if before.type is not None else after.type
         elif before.is_graph_output():
             raise ValueError(f"{rule.name}: an output of the graph needs a node of its own; emit an Identity")
+    _inherit_metadata(built.match.nodes, nodes)
     wishes = [(made.name, [value.name for value in made.outputs]) for made in nodes]
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     graph.insert_after(node, nodes)
@@ -110,6 +111,16 @@ def _fires(
         remove_unread(matched)
     names.settle(nodes, wishes, prefix=(taken_over[0] or "").rpartition("/")[0])
     return True
+
+
+def _inherit_metadata(matched: Sequence[ir.Node], built: Sequence[ir.Node]) -> None:
+    """Hand on what the exporter wrote to nodes: the module they come from."""
+    metadata: dict[str, str] = {}
+    for node in matched:
+        for key, text in node.metadata_props.items():
+            metadata.setdefault(key, text)
+    for node in built:
+        node.metadata_props.update(metadata)
 
 
 class _Constants:

@@ -38,9 +38,11 @@ class GraphNames:
             for index, (value, wish) in enumerate(zip(node.outputs, names, strict=True)):
                 if not value.is_graph_output():
                     self.claim(value, wish or (f"{default}:{index}" if index else default))
-            wished = wished_node or node.outputs[0].name or default
-            node.name = _free(wished, lambda candidate, node=node: self._node(candidate) in (None, node))
-            self._nodes[node.name] = node
+            self._claim_node(node, wished_node or node.outputs[0].name or default)
+
+    def _claim_node(self, node: ir.Node, name: str) -> None:
+        node.name = _free(name, lambda candidate: self._node(candidate) in (None, node))
+        self._nodes[node.name] = node
 
     def _holder(self, name: str) -> ir.Value | None:
         value = self._values.get(name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from optimc_passes.dialect import DOMAIN, ROTARY_QKV, PagedAttention, RotaryQkv
@@ -111,7 +110,9 @@ def query_key_value(attention: ir.Node) -> tuple[Heads, Heads, Heads]:
 
 
 def _turning(rotation: Rotation | None) -> tuple[ir.Value, ir.Value, int, bool] | None:
-    return rotation and (rotation.cos, rotation.sin, rotation.rotary_dim, rotation.interleaved)
+    if rotation is None:
+        return None
+    return rotation.cos, rotation.sin, rotation.rotary_dim, rotation.interleaved
 
 
 def _producer(value: ir.Value | None) -> ir.Node:
@@ -200,19 +201,22 @@ def _columns(node: ir.Node, value: ir.Value) -> tuple[ir.Value, int, int, ir.Nod
     if total is None or source.shape is None or len(source.shape) != 2:
         raise UnreadableError("the product is no matrix of known width", node)
     if node.op_type == "Split":
-        widths = [static_dim(output, -1) for output in node.outputs]
-        index = value.index()
-        if node.attributes.get_int("axis", 0) not in (-1, 1) or None in widths:
+        if node.attributes.get_int("axis", 0) not in (-1, 1):
             raise UnreadableError("the split is not along the features", node)
-        ends = np.cumsum([0, *widths]).tolist()
-        return source, ends[index], ends[index + 1], node
-    bounds = [constant_ints(operand) for operand in node.inputs[1:]]
-    if any(bound is None or len(bound) != 1 for bound in bounds) or len(bounds) < 3:
-        raise UnreadableError("the slice has no constant bounds", node)
-    (start,), (stop,), (axis,) = bounds[:3]
-    if axis not in (-1, 1) or bounds[3:] not in ([], [[1]]):
+        index = value.index()
+        start = sum(static_dim(output, -1) or 0 for output in node.outputs[:index])
+        return source, start, start + (static_dim(value, -1) or 0), node
+    start, stop, axis, *steps = [_one_int(operand, node) for operand in node.inputs[1:]]
+    if axis not in (-1, 1) or steps not in ([], [1]):
         raise UnreadableError("the slice is not of neighbouring features", node)
     first, last, _ = slice(start, stop).indices(total)
     if first >= last:
         raise UnreadableError("the slice is empty", node)
     return source, first, last, node
+
+
+def _one_int(value: ir.Value | None, node: ir.Node) -> int:
+    numbers = constant_ints(value)
+    if numbers is None or len(numbers) != 1 or len(node.inputs) < 4:
+        raise UnreadableError("the slice has no constant bounds along one axis", node)
+    return numbers[0]

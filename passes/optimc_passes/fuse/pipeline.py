@@ -7,8 +7,6 @@ of three axes.
 
 from __future__ import annotations
 
-from typing import Any
-
 from optimc_passes.base import Pass
 from optimc_passes.fuse.add_rms_norm import AddRmsNorm
 from optimc_passes.fuse.clean_casts import CleanCasts
@@ -21,13 +19,18 @@ from optimc_passes.fuse.merge_gate_up import MergeGateUp
 from optimc_passes.fuse.merge_qkv import MergeQkv
 from optimc_passes.fuse.qk_norm import QkNorm
 from optimc_passes.fuse.remove_dead_nodes import RemoveDeadNodes
+from optimc_passes.fuse.rms_norm import RmsNorm
+from optimc_passes.fuse.rope import Rope
 from optimc_passes.fuse.rotary_qkv import RotaryQkv
+from optimc_passes.fuse.rule import NoOptions
 from optimc_passes.fuse.share_rotary_tables import ShareRotaryTables
 from optimc_passes.fuse.swiglu import Swiglu
 
-GRAPH_PASSES: tuple[type[Pass[Any]], ...] = (
+GRAPH_PASSES: tuple[type[Pass[NoOptions]], ...] = (
     FoldConstants,
     CleanCasts,
+    RmsNorm,
+    Rope,
     ShareRotaryTables,
     FoldScaleIntoWeights,
     MergeQkv,

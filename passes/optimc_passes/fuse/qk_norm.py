@@ -38,7 +38,7 @@ class NormsBeforeAttention(Rule):
         if is_fused(q):
             return declined(FUSED, root)
         try:
-            query, _, _ = query_key_value(root)
+            query, _key, _value = query_key_value(root)
         except UnreadableError as error:
             return declined(str(error), error.node or root)
         if query.norm is None:

@@ -35,7 +35,7 @@ class RotationBeforeAttention(Rule):
         if is_fused(q):
             return declined(FUSED, root)
         try:
-            query, key, _ = query_key_value(root)
+            query, key, _value = query_key_value(root)
         except UnreadableError as error:
             return declined(str(error), error.node or root)
         if query.rotation is None:

@@ -140,7 +140,7 @@ def locate(y: ir.Value, factor: float) -> Target:
     if node.op_type == "Gather" and _is_matrix(node.inputs[0]):
         return _table(node, factor)
     bias = _bias(node)
-    product = node if bias is None else next(value.producer() for value in node.inputs if value is not bias)
+    product = node if bias is None else _other(node, bias).producer()
     if product is None or product.op_type != "MatMul":
         if any(step.op_type in ("MatMul", "Gemm") for step in _elementwise_before(y)):
             raise UnfoldableError(f"{node.op_type} stands between the layer and the factor", node)
@@ -168,7 +168,8 @@ def scaled_initializer(op: Any, value: ir.Value, factor: float) -> ir.Value:
     assert isinstance(tensor, WeightTensor), value
     expression = tensor.expression
     if isinstance(expression, Scaled):
-        expression, factor = expression.source, expression.factor * factor
+        factor *= expression.factor
+        expression = expression.source
     module, _, kind = (value.name or "").rpartition(".")
     stem = module if module.endswith(".scaled") else f"{module}.scaled"
     result: ir.Value = op.initializer(WeightTensor(Scaled(expression, factor), tensor.store, name=f"{stem}.{kind}"))
@@ -239,6 +240,14 @@ def _bias(node: ir.Node) -> ir.Value | None:
         if bound and value is not None and value.shape is not None and len(value.shape) == 1:
             return value
     return None
+
+
+def _other(add: ir.Node, bias: ir.Value) -> ir.Value:
+    """Return what an Add adds the bias to."""
+    first, second = add.inputs
+    assert first is not None
+    assert second is not None
+    return second if first is bias else first
 
 
 def _is_matrix(value: ir.Value | None) -> bool:

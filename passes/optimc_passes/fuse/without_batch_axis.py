@@ -73,9 +73,8 @@ def form_without_axis(site: Site) -> Form | None:
     if not any(site.has_axis):
         if node.op_type == "Unsqueeze" and 0 in (constant_ints(node.inputs[1]) or ()):
             return _entering_unsqueeze(site)
-        if node.op_type == "Reshape" and len(target := constant_ints(node.inputs[1]) or ()) > 1 and target[0] == 1:
-            return _reshape(site)
-        return None
+        target = constant_ints(node.inputs[1]) if node.op_type == "Reshape" else None
+        return _reshape(site) if target is not None and len(target) > 1 and target[0] == 1 else None
     if is_elementwise(node):
         return _elementwise(site)
     if node.domain == DOMAIN and node.op_type in (ADD_RMS_NORM, GATED_ACTIVATION):
@@ -145,7 +144,7 @@ def _elementwise(site: Site) -> Form:
 
 def _matmul(site: Site) -> Form:
     weight = site.node.inputs[1]
-    if site.has_axis != (True, False) or site.rank < 3:
+    if list(site.has_axis) != [True, False] or site.rank < 3:
         raise NoFormError("it multiplies values that both have a batch axis")
     if weight is None or weight.shape is None or len(weight.shape) != 2:
         raise NoFormError("its weight is not a matrix")

@@ -32,7 +32,7 @@ def llama() -> ir.Model:
     config = transformers.LlamaConfig(
         **{**SIZES, "num_hidden_layers": 2}, tie_word_embeddings=True, attention_bias=True, dtype="bfloat16"
     )
-    return export_graph(config, max_seq_len=512)
+    return export_graph(config, max_seq_len=512).model
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def gemma3() -> ir.Model:
         sliding_window=16,
         layer_types=["sliding_attention", "full_attention"],
     )
-    return export_graph(config, max_seq_len=512)
+    return export_graph(config, max_seq_len=512).model
 
 
 def _operators(model: ir.Model) -> Counter[str]:
@@ -148,7 +148,7 @@ def test_export_needs_no_memory_for_weights_and_prints_nothing(capfd):
     config = transformers.LlamaConfig(
         **{**SIZES, "hidden_size": 16384, "intermediate_size": 53248, "vocab_size": 65536, "num_attention_heads": 128}
     )
-    model = export_graph(config, max_seq_len=512)
+    model = export_graph(config, max_seq_len=512).model
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     weights = sum(math.prod(value.shape) * 4 for value in model.graph.inputs[3:])
     assert weights > 8e9
@@ -167,4 +167,4 @@ def test_an_untested_architecture_is_exported_when_asked_for():
     config = transformers.GemmaConfig(**SIZES, head_dim=24)
     with pytest.raises(UnsupportedModelError, match="not a tested architecture"):
         export_graph(config, max_seq_len=512)
-    assert verify_graph(export_graph(config, max_seq_len=512, allow_untested=True)) == []
+    assert verify_graph(export_graph(config, max_seq_len=512, allow_untested=True).model) == []

@@ -5,31 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript.rewriter.pattern import MatchResult, RewriteRuleClassBase
+from onnxscript.rewriter.pattern import MatchResult
 
-from optimc_passes.frontend.rules.constants import constant_ints
+from optimc_passes.fuse.constants import constant_ints
+from optimc_passes.fuse.rule import ACCEPTED, Rule, declined
 
 
-class MergeReshapes(RewriteRuleClassBase):
+class MergeReshapes(Rule):
     """Drops the inner of two reshapes, and both if the outer restores the first one's input.
 
     A -1 in the outer shape means the same before and after, because the number of elements does not change.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, remove_nodes=False)  # the inner one may have other readers
+    keeps_inner = True  # the inner one may have other readers
 
     def pattern(self, op: Any, x: Any, inner: Any, shape: Any) -> Any:
         """Match two reshapes in a row."""
-        return op.Reshape(op.Reshape(x, inner, _allow_other_attributes=True), shape, _allow_other_attributes=True)
+        return op.Reshape(op.Reshape(x, inner), shape)
 
     def check(self, _context: Any, shape: ir.Value, **_: Any) -> MatchResult:
         """Decline a shape that is not constant or refers to its input's dimensions."""
-        result = MatchResult()
         target = constant_ints(shape)
         if target is None or 0 in target:
-            return result.fail("the shape is not constant, or copies a dimension", shape)
-        return result
+            return declined("the shape is not constant, or copies a dimension", shape)
+        return ACCEPTED
 
     def rewrite(self, op: Any, x: ir.Value, shape: ir.Value, **_: Any) -> Any:
         """Keep the outer reshape, or none."""

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from optimc_passes.frontend.rules import GatherRows, MergeReshapes, NormalizeBeforeTranspose
+from optimc_passes.frontend.rules import MergeReshapes, NormalizeBeforeTranspose
+from optimc_passes.fuse.gather_rows import GatherRows
 
-ROWS = GatherRows.rule("rows")
-RESHAPES = MergeReshapes.rule("reshapes")
-NORM = NormalizeBeforeTranspose.rule("norm")
 RNG = np.random.default_rng(0)
 
 
@@ -21,14 +19,14 @@ def _rows(axis: int = -1) -> str:
 
 
 def test_gather_rows_fires_once_and_computes_the_same(apply_rule):
-    applied = apply_rule(ROWS, _rows())
+    applied = apply_rule(GatherRows, _rows())
     assert applied.times == 1
     assert applied.operators == {"Gather": 1}
     applied.assert_equal(x=RNG.standard_normal((1, 5, 8)).astype(np.float32), rows=np.array([4, 0, 0]))
 
 
 def test_gather_rows_declines_indices_along_another_axis(apply_rule):
-    applied = apply_rule(ROWS, _rows(axis=0))
+    applied = apply_rule(GatherRows, _rows(axis=0))
     assert applied.times == 0
     assert applied.reason == "the rows are not a plain vector of indices"
 
@@ -54,14 +52,14 @@ def _reshapes(x: str, inner: str, outer: str, y: str) -> str:
     ids=["to another shape", "back to the shape it had", "to another shape of the same rank"],
 )
 def test_merge_reshapes_keeps_at_most_one(apply_rule, x, inner, outer, y, left):
-    applied = apply_rule(RESHAPES, _reshapes(x, inner, outer, y))
+    applied = apply_rule(MergeReshapes, _reshapes(x, inner, outer, y))
     assert applied.times == 1
     assert applied.operators == left
     applied.assert_equal(x=RNG.standard_normal((1, 5, 8)).astype(np.float32))
 
 
 def test_merge_reshapes_declines_a_copied_dimension(apply_rule):
-    applied = apply_rule(RESHAPES, _reshapes("1,T,8", "1, -1, 2, 4", "0, -1", "1,N"))
+    applied = apply_rule(MergeReshapes, _reshapes("1,T,8", "1, -1, 2, 4", "0, -1", "1,N"))
     assert applied.times == 0
     assert applied.reason == "the shape is not constant, or copies a dimension"
 
@@ -74,7 +72,7 @@ def _norm(axis: int) -> str:
 
 
 def test_normalize_before_transpose_fires_once_and_computes_the_same(apply_rule):
-    applied = apply_rule(NORM, _norm(-1))
+    applied = apply_rule(NormalizeBeforeTranspose, _norm(-1))
     assert applied.times == 1
     assert [node.op_type for node in applied.after.graph] == ["RMSNormalization", "Transpose"]
     x = RNG.standard_normal((1, 5, 2, 8)).astype(np.float32) * 0.1
@@ -82,6 +80,6 @@ def test_normalize_before_transpose_fires_once_and_computes_the_same(apply_rule)
 
 
 def test_normalize_before_transpose_declines_a_norm_over_two_axes(apply_rule):
-    applied = apply_rule(NORM, _norm(2))
+    applied = apply_rule(NormalizeBeforeTranspose, _norm(2))
     assert applied.times == 0
     assert applied.reason == "the norm is not over the last axis only"
