@@ -19,24 +19,44 @@ if TYPE_CHECKING:
 
 def inspect(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
+    other_path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[OTHER]", help="Another one: show what sets the two apart.", show_default=False),
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check every tensor against its SHA-256.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     program: Annotated[
         bool,
         typer.Option("--program", help="List a cpu plan's operations with their buffers and weights, and no more."),
     ] = False,
+    fusions: Annotated[
+        bool,
+        typer.Option("--fusions", help="Show what each rewrite of the graph matched, declined and saved."),
+    ] = False,
+    why: Annotated[
+        str | None,
+        typer.Option("--why", metavar="RULE", help="Show where a rewrite came closest to firing, and why it did not."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show target, limits, cache layout, quantization, passes and sources of a plan."""
+    """Show target, limits, cache layout, quantization, passes and sources of a plan, or compare two plans."""
     from rich.console import Console
     from rich.table import Table
 
     from optimc.plan import Plan
 
+    if other_path is not None:
+        if tensors or program or fusions or why is not None:
+            raise typer.BadParameter("--tensors, --program, --fusions and --why show one plan; give one", param_hint="")
+        _print_difference(plan_path, other_path, verify, as_json)
+        return
     with Plan.open(plan_path, verify=verify) as plan:
         manifest = plan.manifest
         if program:
             _print_program(plan, as_json)
+            return
+        if fusions or why is not None:
+            _print_fusions(plan, why, as_json)
             return
         if as_json:
             facts = manifest.model_dump(mode="json") | {
@@ -57,6 +77,42 @@ def inspect(
             for spec in plan:
                 table.add_row(spec.name, spec.dtype, str(list(spec.shape)), f"{spec.nbytes:,}")
             console.print(table)
+
+
+def _print_difference(left_path: Path, right_path: Path, verify: bool, as_json: bool) -> None:
+    from optimc.cli.plan_difference import list_difference
+    from optimc.plan import Plan
+    from optimc.plan.plan_difference import plan_difference
+
+    with Plan.open(left_path, verify=verify) as left, Plan.open(right_path, verify=verify) as right:
+        difference = plan_difference(left, right)
+    if as_json:
+        typer.echo(difference.model_dump_json(indent=2))
+        return
+    for line in list_difference(difference):
+        typer.echo(line)
+
+
+def _print_fusions(plan: Plan, rule: str | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from optimc.cli.fusion_table import explain, fusion_table, fusions_json, summarize
+
+    if as_json:
+        facts = fusions_json(plan)
+        if rule is not None:
+            lines = list(explain(plan, rule))  # refuses an unknown rule
+            facts = {"rules": [entry for entry in facts["rules"] if entry["rule"] == rule], "explanation": lines}
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    if rule is not None:
+        for line in explain(plan, rule):
+            typer.echo(line)
+        return
+    console = Console()
+    console.print(fusion_table(plan))
+    for line in summarize(plan):
+        typer.echo(line)
 
 
 def _print_program(plan: Plan, as_json: bool) -> None:
@@ -93,6 +149,7 @@ def _summary(manifest: Manifest, size_bytes: int) -> Table:
         "kv cache": f"{kv.dtype}, blocks of {kv.block_size} tokens, {token_bytes} values a token, "
         f"{format_bytes(limits.kv_memory_bytes)} by default",
         "weights": ", ".join(f"{count} × {key}" for key, count in quantized.items()) or "not quantized",
+        "graph": _graph(manifest),
         "eos": ", ".join(str(token) for token in manifest.tokens.eos) or "none",
         "generation defaults": ", ".join(f"{k} {v}" for k, v in manifest.generation_defaults.items()) or "none",
         "source": f"{manifest.source.model} ({manifest.source.model_hash[:12]})",
@@ -107,6 +164,13 @@ def _summary(manifest: Manifest, size_bytes: int) -> Table:
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
+
+
+def _graph(manifest: Manifest) -> str:
+    graph = manifest.graph
+    if graph is None:
+        return "not recorded"
+    return f"{graph.exported_nodes:,} nodes exported, {graph.fused_nodes:,} left (--fusions shows how)"
 
 
 def _passes(manifest: Manifest) -> Table:

@@ -1,0 +1,113 @@
+"""What rewrites did to a plan's graph: `optimc inspect PLAN --fusions` and `--why RULE`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from optimc.cli.format import format_bytes
+from optimc.errors import PlanError, UnknownNameError
+from optimc.plan import FusionReport, Manifest, Plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def fusion_reports(plan: Plan) -> list[tuple[str, FusionReport]]:
+    """Return what each rewrite did by name, the frontend's first, in order.
+
+    Raises PlanError for a plan that has no such record.
+    """
+    manifest = plan.manifest
+    reports = [(report.name, report.fusion) for report in manifest.passes if report.fusion is not None]
+    if manifest.graph is None:
+        raise PlanError(f"{plan.path}: built before rewrites of the graph were recorded; build it again to see them")
+    return [*manifest.graph.frontend.items(), *reports]
+
+
+def fusions_json(plan: Plan) -> dict[str, Any]:
+    """Return JSON values: the graph's way and the rewrites in order."""
+    rules = [{"rule": name, **report.model_dump(mode="json")} for name, report in fusion_reports(plan)]
+    assert plan.manifest.graph is not None
+    return {"graph": plan.manifest.graph.model_dump(mode="json", exclude={"frontend"}), "rules": rules}
+
+
+def fusion_table(plan: Plan) -> Table:
+    """Return a table with a row per rewrite."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for heading in ("rule", "matched", "declined, with reasons", "operators", "saved a token", "error", "nearest miss"):
+        table.add_column(heading, overflow="fold")
+    for name, report in fusion_reports(plan):
+        cells = (
+            name,
+            str(report.matched) + (f" (+{report.already} done before)" if report.already else ""),
+            "\n".join(f"{entry.sites}, first {entry.first}: {entry.reason}" for entry in report.declined),
+            "\n".join(_changed_operators(report)),
+            _saved(report),
+            "" if report.relative_error is None else f"{report.relative_error:.1e}",
+            f"{report.nearest.op} {report.nearest.node}: {report.nearest.reason}" if report.nearest else "",
+        )
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def summarize(plan: Plan) -> Iterator[str]:
+    """Yield lines on the whole graph: nodes from the exporter to the end, operators, activations, seconds."""
+    graph = plan.manifest.graph
+    assert graph is not None, "fusion_reports has refused such a plan"
+    yield (
+        f"nodes: {graph.exported_nodes:,} exported, {graph.cleaned_nodes:,} cleaned, {graph.attached_nodes:,} with "
+        f"weights, {graph.fused_nodes:,} fused"
+    )
+    reports = _counted(plan.manifest)
+    if reports:
+        first, last = reports[0], reports[-1]
+        names = dict.fromkeys([*last.ops_after, *first.ops_before])
+        counts = (f"{name} {first.ops_before.get(name, 0)} → {last.ops_after.get(name, 0)}" for name in names)
+        yield f"operators: {', '.join(counts)}"
+        before, after = first.traffic_before_bytes, last.traffic_after_bytes
+        yield f"activations moved for a token: {format_bytes(before)} → {format_bytes(after)}"
+    yield f"seconds: {graph.export_seconds:.1f} for the export, {graph.graph_seconds:.1f} for the graph passes"
+
+
+def explain(plan: Plan, rule: str) -> Iterator[str]:
+    """Yield why a rule did not fire where it came closest, and what is around that node.
+
+    Raises UnknownNameError listing the plan's rules, PlanError for a plan without a record.
+    """
+    reports = fusion_reports(plan)
+    found = [report for name, report in reports if name == rule]
+    if not found:
+        raise UnknownNameError("rule", rule, {name for name, _ in reports})
+    for report in found:
+        yield f"{rule}: {report.matched} matched, {sum(entry.sites for entry in report.declined)} declined" + (
+            f", {report.already} done before" if report.already else ""
+        )
+        for entry in report.declined:
+            yield f"  declined at {entry.sites}, first at {entry.first}: {entry.reason}"
+        nearest = report.nearest
+        if nearest is None:
+            yield "  no near miss" + ("" if report.matched else ": the pattern does not occur")
+            continue
+        found_nodes = f"{nearest.matched_nodes} {'node' if nearest.matched_nodes == 1 else 'nodes'} of the pattern"
+        yield f"  nearest miss: {nearest.op} '{nearest.node}', {found_nodes} there: {nearest.reason}"
+        yield from (f"    {line}" for line in nearest.surroundings)
+
+
+def _counted(manifest: Manifest) -> list[FusionReport]:
+    return [report.fusion for report in manifest.passes if report.fusion is not None and report.fusion.ops_before]
+
+
+def _changed_operators(report: FusionReport) -> Iterator[str]:
+    before, after = report.ops_before, report.ops_after
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name, 0) != after.get(name, 0):
+            yield f"{name} {before.get(name, 0)} → {after.get(name, 0)}"
+
+
+def _saved(report: FusionReport) -> str:
+    saved = report.traffic_before_bytes - report.traffic_after_bytes
+    return "" if saved == 0 else format_bytes(saved) if saved > 0 else f"-{format_bytes(-saved)}"

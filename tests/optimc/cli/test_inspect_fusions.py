@@ -1,0 +1,119 @@
+"""`optimc inspect PLAN --fusions` and `--why RULE`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from optimc.cli.app import app
+from optimc.cli.fusion_table import explain
+from optimc.errors import PlanError, UnknownNameError
+from optimc.plan import Plan
+
+from .conftest import GATE, MERGE, report
+
+
+@pytest.fixture
+def shown(plan):
+    """The words of a command on a plan, as they stand on a wide screen."""
+
+    def run(*args, path=None):
+        result = CliRunner().invoke(app, ["inspect", str(path or plan("a.plan")), *args], env={"COLUMNS": "300"})
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return run
+
+
+def row_of(text, rule):
+    (row,) = (line for line in text.splitlines() if line.strip("│ ").startswith(f"{rule} "))
+    return [cell.strip() for cell in row.strip("│").split("│")]
+
+
+def test_a_row_says_matched_declined_operators_bytes_error_and_nearest_miss(shown):
+    text = shown("--fusions")
+    assert row_of(text, "merge_qkv") == [
+        "merge_qkv",
+        "2 (+1 done before)",
+        "3, first layer 2: bits differ: 4 and 8",
+        "MatMul 7 → 3",
+        "1.0 KiB",
+        "1.5e-07",
+        "MatMul layers.2/MatMul: bits differ: 4 and 8",
+    ]
+    assert "Split 0 → 2" in text
+    assert row_of(text, "swiglu")[-1] == ""
+
+
+def test_the_rewrites_of_the_frontend_come_first(shown):
+    text = shown("--fusions")
+    assert row_of(text, "rotary")[1] == "60"
+    assert text.index("partial_rotary") < text.index("merge_qkv") < text.index("swiglu")
+    assert "rtn" not in text, "a weight pass rewrites no graph"
+
+
+def test_the_whole_graph_is_summed_up(shown):
+    lines = shown("--fusions").splitlines()[-4:]
+    assert lines == [
+        "nodes: 4,454 exported, 852 cleaned, 11 with weights, 5 fused",
+        "operators: MatMul 7 → 3, GatedActivation 0 → 2, Add 2 → 0",
+        "activations moved for a token: 4.0 KiB → 1.0 KiB",
+        "seconds: 38.2 for the export, 1.5 for the graph passes",
+    ]
+
+
+def test_why_prints_the_nearest_miss_with_its_surroundings(shown):
+    assert shown("--why", "merge_qkv").splitlines() == [
+        "merge_qkv: 2 matched, 3 declined, 1 done before",
+        "  declined at 3, first at layer 2: bits differ: 4 and 8",
+        "  nearest miss: MatMul 'layers.2/MatMul', 4 nodes of the pattern there: bits differ: 4 and 8",
+        "       x = Add(a, b) : [T,64]",
+        "    -> q = MatMul(x, w) : [T,64]",
+    ]
+
+
+def test_why_of_a_rule_that_missed_nothing_says_so(shown):
+    assert shown("--why", "swiglu").splitlines() == ["swiglu: 2 matched, 0 declined", "  no near miss"]
+    assert shown("--why", "partial_rotary").splitlines()[1] == "  no near miss: the pattern does not occur"
+
+
+def test_why_of_an_unknown_rule_lists_the_known(plan):
+    with (
+        Plan.open(plan("a.plan")) as opened,
+        pytest.raises(UnknownNameError, match="'merge'; known: merge_qkv, partial_rotary, rotary, swiglu"),
+    ):
+        list(explain(opened, "merge"))
+
+
+def test_a_rule_that_ran_twice_is_explained_twice(plan, shown):
+    path = plan("twice.plan", passes=(report("swiglu", GATE), report("swiglu", GATE.model_copy(update={"matched": 0}))))
+    lines = shown("--why", "swiglu", path=path).splitlines()
+    assert [line for line in lines if line.startswith("swiglu")] == [
+        "swiglu: 2 matched, 0 declined",
+        "swiglu: 0 matched, 0 declined",
+    ]
+
+
+def test_json_holds_all_of_it(shown):
+    facts = json.loads(shown("--fusions", "--json"))
+    assert facts["graph"]["exported_nodes"] == 4454
+    assert [entry["rule"] for entry in facts["rules"]] == ["rotary", "partial_rotary", "merge_qkv", "swiglu"]
+    assert facts["rules"][2] == {"rule": "merge_qkv", **MERGE.model_dump(mode="json")}
+    one = json.loads(shown("--why", "merge_qkv", "--json"))
+    assert [entry["rule"] for entry in one["rules"]] == ["merge_qkv"]
+    assert "nearest miss" in one["explanation"][2]
+
+
+def test_a_plan_without_the_record_says_so(plan):
+    path = plan("old.plan", passes=(report("rtn", bits=4),), graph=None)
+    with (
+        Plan.open(path) as opened,
+        pytest.raises(PlanError, match=r"old\.plan: built before rewrites .* were recorded"),
+    ):
+        list(explain(opened, "merge_qkv"))
+    shown = CliRunner().invoke(app, ["inspect", str(path)])
+    assert "not recorded" in shown.output
+
+
+def test_the_summary_counts_nodes(shown):
+    assert "4,454 nodes exported, 5 left" in shown()
