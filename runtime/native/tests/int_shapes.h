@@ -31,6 +31,9 @@ inline const IntShape kIntShapes[] = {
     {32, 33, 5, Gate::gelu_tanh, true},
     {70, 40, 32, Gate::relu},
     {47, 64, 64, Gate::sigmoid, true},
+    {70, 96, 16, Gate::silu, true},
+    {40, 448, 192, Gate::none, true, true},
+    {32, 1088, 1088, Gate::none, false, true},
 };
 
 // Rows of the weight as stored: with a gate both halves, the first padded to whole panels.

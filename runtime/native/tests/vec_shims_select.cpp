@@ -9,7 +9,8 @@ const VecShims& vec_shims(InstructionSet set) {
         case InstructionSet::portable: return *vec_shims_portable();
 #if defined(OPTIMC_X86_KERNELS)
         case InstructionSet::avx2: return *vec_shims_avx2();
-        case InstructionSet::avx512: return *vec_shims_avx512();
+        case InstructionSet::avx512:
+        case InstructionSet::amx: return *vec_shims_avx512();
 #else
         default: break;
 #endif
