@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,15 +14,19 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
+from optimc_passes.base import Pass
 from optimc_passes.dialect.decompose import decompose_causal
 from optimc_passes.emit import Lowered, LoweringOptions
 from optimc_passes.emit.cpu.lower import lower
 from optimc_passes.fuse.apply_rules import apply_rules
 from optimc_passes.fuse.merge_gate_up import MergeGateUp
 from optimc_passes.fuse.merge_qkv import MergeQkv
+from optimc_passes.fuse.pipeline import GRAPH_PASSES
 from optimc_passes.fuse.recorder import Recorder
+from optimc_passes.fuse.rule import FusionPass
 
 TESTS = Path(__file__).parents[3]
 
@@ -76,16 +80,42 @@ def lowered() -> Callable[..., Lowered]:
     return _lowered
 
 
-def _fuse(model: ir.Model) -> ir.Model:
-    for fusion in (MergeQkv, MergeGateUp):
-        apply_rules(model, [rule.compiled() for rule in fusion.rules], Recorder())
-    return model
+def _fuse(model: ir.Model, passes: Sequence[type[Pass[Any]]] = (MergeQkv, MergeGateUp)) -> ir.Model:
+    for fusion in passes:
+        if issubclass(fusion, FusionPass):
+            apply_rules(model, [rule.compiled() for rule in fusion.rules], Recorder())
+    return RemoveUnusedNodesPass()(model).model
 
 
 @pytest.fixture(scope="session")
 def fuse() -> Callable[[ir.Model], ir.Model]:
     """Merge projections, in place."""
     return _fuse
+
+
+@pytest.fixture(scope="session")
+def fuse_all() -> Callable[[ir.Model], ir.Model]:
+    """Apply every graph pass, in place."""
+    return functools.partial(_fuse, passes=GRAPH_PASSES)
+
+
+def _unnamed(lowered: Lowered) -> Any:
+    keys = {key: f"weight {index}" for index, key in enumerate(lowered.program["weights"])}
+
+    def walk(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {keys.get(name, name): walk(each, name) for name, each in value.items() if name != "name"}
+        if isinstance(value, list):
+            return [walk(each, key) for each in value]
+        return None if key == "tensor" else keys.get(value, value) if isinstance(value, str) else value
+
+    return walk(lowered.program)
+
+
+@pytest.fixture(scope="session")
+def unnamed() -> Callable[[Lowered], Any]:
+    """A program without names, for comparison; weights are called by the order of their first use."""
+    return _unnamed
 
 
 def _reference(model: ir.Model, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:

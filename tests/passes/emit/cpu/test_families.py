@@ -1,4 +1,4 @@
-"""Every supported architecture as a program equals transformers, merged or not, and reads nothing that is gone."""
+"""Every supported architecture as a program equals transformers, fused or not, and reads nothing that is gone."""
 
 from collections import Counter
 
@@ -6,12 +6,15 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from optimc_passes.dialect import decompose_fused
 from optimc_passes.graph.attach import attach_weights
 
 FAMILIES = (
     *("llama", "llama-rope-linear", "llama-rope-llama3", "llama-rope-yarn", "qwen2", "qwen3", "mistral", "gemma2"),
     *("gemma3", "phi3", "phi3-rope-longrope", "smollm3", "olmo2", "granite"),
 )
+FACTORS = ("gemma2", "gemma3", "granite")
+"""Families that multiply activations by numbers, which a fused graph has in its weights."""
 PROMPT, TOLERANCE = 300, 1e-4
 
 
@@ -28,9 +31,14 @@ def test_all_families_are_compared(families):
     assert set(FAMILIES) == set(families)
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["as-exported", "merged"])
-def test_the_program_equals_transformers(case, merged, lowered, fuse, interpret):
-    model = fuse(case.attached) if merged else case.attached
+@pytest.fixture(params=["as-exported", "merged", "fused"])
+def form(request, fuse, fuse_all):
+    """What is done to an attached graph before it is lowered."""
+    return {"as-exported": lambda model: model, "merged": fuse, "fused": fuse_all}[request.param]
+
+
+def test_the_program_equals_transformers(case, form, lowered, interpret):
+    model = form(case.attached)
     program = interpret.Interpreter(lowered(model, max_step_tokens=320))
     prompt = case.tokens[:PROMPT]
     assert error(program.run(prompt, np.arange(PROMPT)), case.expected[:PROMPT]) < TOLERANCE
@@ -40,12 +48,10 @@ def test_the_program_equals_transformers(case, merged, lowered, fuse, interpret)
     assert interpret.memory_faults(program.program) == []
 
 
-@pytest.mark.parametrize("merged", [False, True], ids=["as-exported", "merged"])
-def test_quantized_programs_equal_the_quantized_graph(case, merged, quantized, lowered, fuse, interpret, reference):
+def test_quantized_programs_equal_the_quantized_graph(case, form, quantized, lowered, interpret, reference):
     weights = {name: case.store[name].read() for name in case.store if "proj" in name and name.endswith("weight")}
     store = case.store.replace({name: quantized(array, bits=8, group=32) for name, array in weights.items()})
-    model = attach_weights(case.exported, store)
-    model = fuse(model) if merged else model
+    model = form(attach_weights(case.exported, store))
     tokens, rows = case.tokens[:60], np.array([59, 0, 31])
     expected = reference(model, tokens, rows)
     exact, rounded = (interpret.Interpreter(lowered(model, int8_activations=int8)) for int8 in (False, True))
@@ -54,6 +60,13 @@ def test_quantized_programs_equal_the_quantized_graph(case, merged, quantized, l
     # Attention is peaked in these models: rounding moves logits by up to 6%; a wrong scale or order would by all.
     moved = rounded.run(tokens, rows) - expected
     assert np.linalg.norm(moved) < 0.1 * np.linalg.norm(expected)
+
+
+def test_fused_operators_become_the_program_of_their_parts(case, lowered, fuse, fuse_all, unnamed):
+    fused = fuse_all(case.attached)
+    assert unnamed(lowered(fused)) == unnamed(lowered(decompose_fused(fused)))
+    if case.name not in FACTORS:
+        assert unnamed(lowered(fused)) == unnamed(lowered(fuse(case.attached)))
 
 
 def test_a_merged_layer_is_seven_operations(make_case, lowered, fuse, interpret):

@@ -22,7 +22,6 @@ from optimc_passes.dialect import (
     decompose_fused,
     verify_graph,
 )
-from optimc_passes.emit import Lowered
 
 VOCAB, HIDDEN, INTER = 40, 32, 48
 
@@ -142,20 +141,6 @@ class _Builder:
         return value
 
 
-def unnamed(lowered: Lowered) -> Any:
-    """The program without names; weights are called by the order of their first use."""
-    keys = {key: f"weight {index}" for index, key in enumerate(lowered.program["weights"])}
-
-    def walk(value: Any, key: str = "") -> Any:
-        if isinstance(value, dict):
-            return {keys.get(name, name): walk(each, name) for name, each in value.items() if name != "name"}
-        if isinstance(value, list):
-            return [walk(each, key) for each in value]
-        return None if key == "tensor" else keys.get(value, value) if isinstance(value, str) else value
-
-    return walk(lowered.program)
-
-
 DECODERS = [
     pytest.param(Decoder(), id="plain"),
     pytest.param(Decoder(qkv=RotaryQkv(4, 1, 16, 4)), id="partial"),
@@ -174,7 +159,7 @@ DECODERS = [
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_a_fused_operator_becomes_the_operations_of_its_parts(decoder, lowered):
+def test_a_fused_operator_becomes_the_operations_of_its_parts(decoder, lowered, unnamed):
     model = decoder.build()
     assert verify_graph(model) == []
     fused, apart = lowered(model), lowered(decompose_fused(model))
