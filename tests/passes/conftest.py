@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -264,7 +265,8 @@ def _run(model: ir.Model, inputs: dict[str, np.ndarray]) -> list[Any]:
 
 def _apply_rule(rules: type[Rule] | tuple[type[Rule], ...], text: str, opset: int = 23) -> Applied:
     header = f'<ir_version: 10, opset_import: ["" : {opset}, "optimc" : 1]>\n'
-    before, after = ir.from_onnx_text(header + text), ir.from_onnx_text(header + text)
+    proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(header + text))
+    before, after = ir.from_proto(proto), ir.from_proto(proto)
     rules = rules if isinstance(rules, tuple) else (rules,)
     recorder = Recorder(
         already=(reason for rule in rules for reason in rule.already),

@@ -12,6 +12,12 @@ from optimc.plan import DeclinedSites, FusionReport, NearestMiss
 from optimc_passes.fuse.surroundings import surroundings
 
 
+READ_OUTSIDE = "a value inside the pattern has a reader outside"
+
+_NOT_REMOVABLE = "Matched nodes have other uses preventing replacement."
+"""How onnxscript's matcher puts it."""
+
+
 @dataclass(frozen=True)
 class _Miss:
     """A site that was left alone. Names are taken down at once: the graph changes afterwards."""
@@ -48,6 +54,9 @@ class Recorder(MatchingTracer):
             self._matched.add(node)
             return
         reason = match_result.reason or f"{rule.name} gives no reason"
+        if reason == _NOT_REMOVABLE:
+            # The whole pattern is there: that is worth as much as a check that says no.
+            reason, status = READ_OUTSIDE, MatchStatus.CONDITION_FAILED
         blamed = _blamed(match_result) or node
         if reason in self._unrelated:
             status = MatchStatus.NO_MATCH

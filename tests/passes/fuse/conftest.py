@@ -18,7 +18,7 @@ class Fused:
     def __init__(self, pass_: Pass[Any], decoder: Any, changed: dict[str, Any]) -> None:
         checkpoint = decoder.checkpoint()
         store = decoder.store.replace(changed)
-        before = attach_weights(decoder.model, store)
+        self.before = before = attach_weights(decoder.model, store)
         artifact = Artifact.start(checkpoint).evolve(weights=store, graph=before)
         self.outcome: PassOutcome = pass_(artifact)
         self.graph = self.outcome.artifact.graph.graph
