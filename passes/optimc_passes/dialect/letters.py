@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from optimc_passes.dialect.op_rules import ANY, Facts, Shape
 
-Dims = list[int | str | None]
+Dims = Sequence[int | str | None]
 """Sizes, symbols, and None for what is not known."""
 
 
@@ -18,7 +20,7 @@ def dims_of(shape: ir.Shape) -> Dims:
 def resolve(shape: Shape, facts: Facts) -> Dims | None:
     """Return what a shape of a rule is, as far as its letters stand for something; None if its rank is not known."""
     letters = list(shape(facts))
-    leading: Dims = []
+    leading: Dims = ()
     if letters[0] == ANY:
         if ANY not in facts:
             return None
