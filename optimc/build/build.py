@@ -19,6 +19,7 @@ from optimc.progress import Progress, no_progress
 if TYPE_CHECKING:
     from optimc_passes.calibrate import Calibration
     from optimc_passes.checkpoint import Checkpoint
+    from optimc_passes.graph.exported import Exported
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,6 @@ def _run_passes(
     from optimc_passes.cache import ArtifactCache
     from optimc_passes.emit import TARGETS
     from optimc_passes.frontend import FRONTEND_VERSION, export_graph
-    from optimc_passes.graph.exported import Exported
     from optimc_passes.pipeline import GraphSource, PipelineOptions, run_pipeline
 
     recipe = inputs.recipe
@@ -124,10 +124,9 @@ def _run_passes(
     config_json = json.loads(checkpoint.config.to_json_string(use_diff=False))
     exported_as = derive_key(FRONTEND_VERSION, config_json, max_seq_len, _exporter_versions())
 
-    def export() -> Any:
+    def export() -> Exported:
         untested = recipe.model.allow_untested
-        exported = export_graph(checkpoint.config, max_seq_len=max_seq_len, allow_untested=untested)
-        return exported if isinstance(exported, Exported) else Exported.of(exported)
+        return export_graph(checkpoint.config, max_seq_len=max_seq_len, allow_untested=untested)
 
     result = run_pipeline(
         inputs.passes,

@@ -81,7 +81,7 @@ def make_recipe(tiny_folder: Path) -> Callable[..., Path]:
         facts = {
             "name": path.stem,
             "model": str(tiny_folder),
-            "passes": ["merge_qkv", "merge_gate_up"],
+            "passes": ["fuse"],
             "limits": {"max_seq_len": 256, "max_step_tokens": 64, "max_seqs": 16, "kv_memory": "4MiB"},
         }
         path.write_text(yaml.safe_dump(facts | changes, sort_keys=False))
@@ -117,7 +117,7 @@ def int4_plan(build) -> Path:
     rtn = {"rtn": {"bits": 4, "group_size": 32, "symmetric": False}}
     # Exact activations: what is compared with transformers is the rounding of the weights alone.
     target = {"int8_activations": False}
-    return build("int4", passes=[rtn, "merge_qkv", "merge_gate_up"], target=target).path
+    return build("int4", passes=[rtn, "fuse"], target=target).path
 
 
 @pytest.fixture(scope="session")

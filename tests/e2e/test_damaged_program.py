@@ -72,7 +72,7 @@ print(refused, ran)
 
 @pytest.mark.parametrize("plan", ["plain", "quantized"])
 def test_a_program_with_anything_changed_is_refused_or_runs(plan, build):
-    passes = ["merge_qkv", "merge_gate_up"]
+    passes = ["fuse"]
     if plan == "quantized":
         passes = [{"rtn": {"bits": 4, "group_size": 32, "symmetric": False}}, *passes]
     path = build(f"damaged-{plan}", target={"backend": "cpu", "kv_dtype": "int8"}, passes=passes).path

@@ -36,7 +36,7 @@ Schedule = Iterator[list[tuple[int, int]]]
 INT4 = {"rtn": {"bits": 4, "group_size": 32, "symmetric": True}}
 HEAD8 = {"rtn": {"bits": 8, "group_size": 32, "symmetric": True, "only": ["lm_head"], "ignore": []}}
 ASYMMETRIC = {"rtn": {"bits": 4, "group_size": 48, "symmetric": False, "ragged": "ragged"}}
-FUSIONS = ["merge_qkv", "merge_gate_up"]
+FUSIONS = ["fuse"]
 PLANS = {
     "float32": {"passes": FUSIONS},
     "int4": {"passes": [INT4, HEAD8, *FUSIONS]},

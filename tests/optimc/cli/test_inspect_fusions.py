@@ -108,7 +108,7 @@ def test_a_plan_without_the_record_says_so(plan):
     path = plan("old.plan", passes=(report("rtn", bits=4),), graph=None)
     with (
         Plan.open(path) as opened,
-        pytest.raises(PlanError, match=r"old\.plan: built before rewrites .* were recorded"),
+        pytest.raises(PlanError, match=r"old\.plan: built before rewrites"),
     ):
         list(explain(opened, "merge_qkv"))
     shown = CliRunner().invoke(app, ["inspect", str(path)])
