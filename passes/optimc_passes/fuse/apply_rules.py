@@ -92,8 +92,9 @@ def _fires(
     for value in old:
         if not value.is_graph_output():
             value.name = None
-    for value in built.new_initializers:
-        names.claim(value, value.name or "constant")
+    wished = [value.name or "constant" for value in built.new_initializers]
+    for value, name in zip(built.new_initializers, wished, strict=True):
+        names.claim(value, name)
         graph.register_initializer(value)
     nodes = [made for made in built.new_nodes if not constants.take(made, names)]
     for before, after, name in zip(old, new, taken_over, strict=True):
@@ -109,6 +110,8 @@ def _fires(
     graph.insert_after(node, nodes)
     for matched in (node, *built.match.nodes):
         remove_unread(matched)
+    for value, name in zip(built.new_initializers, wished, strict=True):
+        names.claim(value, name)  # which may have become free
     names.settle(nodes, wishes, prefix=(taken_over[0] or "").rpartition("/")[0])
     return True
 

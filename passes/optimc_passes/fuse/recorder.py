@@ -11,7 +11,6 @@ from onnxscript.rewriter.pattern import MatchingTracer, MatchResult, MatchStatus
 from optimc.plan import DeclinedSites, FusionReport, NearestMiss
 from optimc_passes.fuse.surroundings import surroundings
 
-
 READ_OUTSIDE = "a value inside the pattern has a reader outside"
 
 _NOT_REMOVABLE = "Matched nodes have other uses preventing replacement."
@@ -61,12 +60,12 @@ class Recorder(MatchingTracer):
         if reason in self._unrelated:
             status = MatchStatus.NO_MATCH
         if status != MatchStatus.NO_MATCH:
-            self._misses.setdefault(node, _Miss(reason, blamed.name or blamed.op_type))
+            self._misses.setdefault(node, _Miss(reason, _called(blamed)))
         # A pattern that fits whole and is declined is nearer than one that fits in part.
         score = len(match_result.nodes) + 100 * int(status)
         if len(match_result.nodes) and reason not in self._already and (not self._nearest or score > self._nearest[0]):
             near = NearestMiss(
-                node=blamed.name or "?",
+                node=_called(blamed),
                 op=blamed.op_type,
                 reason=reason,
                 matched_nodes=len(match_result.nodes),
@@ -112,6 +111,11 @@ class Recorder(MatchingTracer):
                 kind = already if miss.reason in self._already else declined
                 kind.setdefault(miss.reason, []).append(miss.where)
         return already, declined
+
+
+def _called(node: ir.Node) -> str:
+    """Return a name for the node: its own, or its first output's."""
+    return node.name or (node.outputs[0].name if node.outputs else None) or node.op_type
 
 
 def _blamed(match_result: MatchResult) -> ir.Node | None:

@@ -79,13 +79,14 @@ def emit_rotary_qkv(
     q, k, _ = heads
     rotation = q.rotation if rotate else None
     outputs = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in names]
+    operands = [q.source, rotation and rotation.cos, rotation and rotation.sin]
+    if q.norm is not None and k.norm is not None:
+        operands += [q.norm.scale, k.norm.scale]
+    elif rotation is None:
+        operands = operands[:1]
     op.op(
         ROTARY_QKV,
-        q.source,
-        rotation and rotation.cos,
-        rotation and rotation.sin,
-        q.norm and q.norm.scale,
-        k.norm and k.norm.scale,
+        *operands,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,

@@ -170,10 +170,17 @@ def scaled_initializer(op: Any, value: ir.Value, factor: float) -> ir.Value:
     if isinstance(expression, Scaled):
         factor *= expression.factor
         expression = expression.source
-    module, _, kind = (value.name or "").rpartition(".")
-    stem = module if module.endswith(".scaled") else f"{module}.scaled"
-    result: ir.Value = op.initializer(WeightTensor(Scaled(expression, factor), tensor.store, name=f"{stem}.{kind}"))
+    name = _scaled_name(value.name or "")
+    result: ir.Value = op.initializer(WeightTensor(Scaled(expression, factor), tensor.store, name=name))
     return result
+
+
+def _scaled_name(name: str) -> str:
+    """Mark a parameter's name: "x.weight" becomes "x.scaled.weight"; a value's name gets the mark at its end."""
+    stem, dot, kind = name.rpartition(".")
+    if "/" in kind or not dot:
+        return name if name.endswith(".scaled") else f"{name}.scaled"
+    return name if stem.endswith(".scaled") else f"{stem}.scaled.{kind}"
 
 
 def _table(lookup: ir.Node, factor: float) -> TableTarget:
