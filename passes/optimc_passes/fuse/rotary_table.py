@@ -134,7 +134,8 @@ def _neighbours(repeated: ir.Value | None) -> ir.Value:
 def _stored(lookup: ir.Node, *, interleaved: bool) -> StoredTable:
     table, positions = lookup.inputs
     tensor = None if table is None else ir.convenience.get_const_tensor(table)
-    if tensor is None or isinstance(tensor, WeightTensor) or positions is None or lookup.attributes.get_int("axis", 0):
+    along_rows = lookup.attributes.get_int("axis", 0) == 0
+    if tensor is None or isinstance(tensor, WeightTensor) or positions is None or not along_rows:
         raise NoTableError("the table is not looked up in a constant by positions")
     array = tensor.numpy()
     if array.ndim != 2 or array.dtype != np.float32 or array.shape[1] % 2:
