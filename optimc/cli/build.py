@@ -23,7 +23,8 @@ def build(
         bool, typer.Option("--dry-run", help="Check everything that needs no weights, show the passes, build nothing.")
     ] = False,
     dump_graph: Annotated[
-        Path | None, typer.Option("--dump-graph", help="Leave the graph after each phase in this folder, as text.")
+        Path | None,
+        typer.Option("--dump-graph", help="Leave the graph after each phase in this folder, as text and as ONNX."),
     ] = None,
     fresh: options.Fresh = False,
     cache_dir: options.CacheDir = None,
@@ -53,6 +54,8 @@ def build(
         return
     with progress_bar() as progress:
         result = build_recipe(recipe, build_options, progress=progress)
+    if dump_graph is not None:
+        _dump_program(result.path, dump_graph)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
         return
@@ -67,3 +70,16 @@ def build(
     console.print(
         f"{format_bytes(result.size_bytes)} in {result.seconds:.1f} s; `optimc serve {result.path}` serves it"
     )
+
+
+def _dump_program(plan_path: Path, folder: Path) -> None:
+    """Write what the graph became beside its other phases; only cpu plans have a program that can be read."""
+    from optimc.cli.program_listing import list_program, read_program
+    from optimc.plan import Plan
+    from optimc.storage import storing
+
+    with Plan.open(plan_path) as plan:
+        if plan.manifest.target.backend == "cpu":
+            lines = list_program(read_program(plan), lambda tensor: plan.spec(tensor).nbytes)
+            with storing("the graph", folder):
+                (folder / "program.txt").write_text("\n".join([*lines, ""]), "utf-8")

@@ -205,3 +205,11 @@ def test_a_rewrite_that_is_skipped_leaves_the_engine_as_good(build, expected):
     plan = build("unfused", passes=[{"fuse": {"skip": ["swiglu", "add_rms_norm"]}}])
     assert not {"swiglu", "add_rms_norm"} & {report.name for report in plan.manifest.passes}
     assert np.abs(score(plan.path) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_command_dumps_the_program_too(cli, make_recipe, cache_dir, tmp_path):
+    recipe = make_recipe(tmp_path / "r.yaml")
+    folder = tmp_path / "graphs"
+    cli("build", recipe, "-o", tmp_path / "r.plan", "--cache-dir", cache_dir, "--dump-graph", folder)
+    assert (folder / "program.txt").read_text() == cli("inspect", tmp_path / "r.plan", "--program").stdout
+    assert f"{len(FUSIONS) + 2:02d}-{FUSIONS[-1]}.onnx" in {path.name for path in folder.iterdir()}
