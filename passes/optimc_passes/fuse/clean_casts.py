@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import MatchResult
 
+from optimc_passes.fuse.rebuild import emit_again
 from optimc_passes.fuse.rule import ACCEPTED, FusionPass, NoOptions, Rule, declined
 
 _INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64)
@@ -61,7 +62,9 @@ class CastOfCast(Rule):
 
     def rewrite(self, op: Any, x: ir.Value, outer: ir.Value, **_: Any) -> Any:
         """Emit one cast."""
-        return op.Cast(x, to=_target(outer).value)
+        node = outer.producer()
+        assert node is not None
+        return emit_again(op, node, [x])[0]
 
 
 class CleanCasts(FusionPass[NoOptions]):

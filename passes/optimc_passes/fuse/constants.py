@@ -37,6 +37,12 @@ def constant_scalar(value: ir.Value | None) -> float | None:
     return float(array.reshape(()))
 
 
+def constant_number(value: ir.Value | None) -> float | None:
+    """Return a constant of one element, whole or not, or None."""
+    array = constant_array(value)
+    return None if array is None or array.size != 1 or array.dtype == np.bool_ else float(array.reshape(()))
+
+
 def static_dim(value: ir.Value | None, axis: int) -> int | None:
     """Return the value's extent along `axis` if its shape says so, else None."""
     if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):

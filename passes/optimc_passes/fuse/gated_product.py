@@ -34,16 +34,17 @@ class GatedHalves(GatedProduct):
         gate, up = op.Split(gate_up, _allow_other_inputs=True, _outputs=["gate", "up"])
         return op.Mul(self.activate(op, gate), up)
 
-    def check(self, _context: Any, gate_up: ir.Value, gate: ir.Value, up: ir.Value, **_: Any) -> MatchResult:
+    def check(self, _context: Any, gate_up: ir.Value, gate: ir.Value, **_: Any) -> MatchResult:
         """Decline a split that is not into the two halves of a row."""
         split = gate.producer()
         assert split is not None
         last = -1 if gate_up.shape is None else len(gate_up.shape) - 1
         if split.attributes.get_int("axis", 0) not in (-1, last):
             return declined("the split is not along the last axis", split)
-        widths = static_dim(gate, -1), static_dim(up, -1)
-        if None in widths or widths[0] != widths[1]:
-            return declined(f"the split gives {widths[0]} and {widths[1]} features, not two halves", split)
+        widths = [static_dim(part, -1) for part in split.outputs]
+        if None in widths or len(widths) != 2 or widths[0] != widths[1]:
+            listed = " and ".join("?" if width is None else str(width) for width in widths)
+            return declined(f"the split gives {listed} features, not two halves", split)
         return ACCEPTED
 
     def rewrite(self, op: Any, gate_up: ir.Value, activated: ir.Value, **_: Any) -> Any:

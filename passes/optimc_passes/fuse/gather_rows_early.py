@@ -33,7 +33,8 @@ class GatherBeforeRowWise(Rule):
         """Decline a Gather of anything but rows of activations, and one that stands early enough."""
         node = picked.producer()
         assert node is not None
-        if x.is_initializer() or x.is_graph_input() or not rows.is_graph_input() or x.shape is None:
+        is_list = rows.is_graph_input() and rows.shape is not None and len(rows.shape) == 1
+        if x.is_initializer() or x.is_graph_input() or x.shape is None or not is_list:
             return declined(NO_ROWS, node)
         axis = _axis(node, x)
         if axis == len(x.shape) - 1:

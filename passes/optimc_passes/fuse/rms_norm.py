@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import MatchResult, OrValue
 
-from optimc_passes.fuse.constants import constant_ints, constant_scalar
+from optimc_passes.fuse.constants import constant_ints, constant_number, constant_scalar, static_dim
 from optimc_passes.fuse.rule import ACCEPTED, FusionPass, NoOptions, Rule, declined
 
 
@@ -21,7 +21,7 @@ class OpenNorm(Rule):
     def pattern(self, op: Any, x: Any, scale: Any, exponent: Any, inverse: Any, one: Any, epsilon: Any) -> Any:
         """Match the arithmetic; constants are checked below."""
         square = OrValue([op.Pow(x, exponent), op.Mul(x, x)])
-        mean = op.ReduceMean(square, keepdims=1, _allow_other_inputs=True, _outputs=["mean"])
+        mean = op.ReduceMean(square, _allow_other_inputs=True, _outputs=["mean"])
         variance = OrValue([op.Add(mean, epsilon), op.Add(epsilon, mean)])
         root = op.Sqrt(variance)
         factor = OrValue([op.Reciprocal(root), op.Pow(variance, inverse), op.Div(one, root)])
@@ -38,17 +38,23 @@ class OpenNorm(Rule):
         """Decline anything but a float32 norm over the last axis with a vector as scale."""
         for name, number in (("exponent", 2.0), ("inverse", -0.5), ("one", 1.0)):
             value = given[name]
-            if value is not None and constant_scalar(value) != number:
+            if value is not None and constant_number(value) != number:
                 return declined(f"the {name} is not the constant {number:g}", value)
         rank = None if x.shape is None else len(x.shape)
         if _axes(mean) not in ([-1], [rank and rank - 1]):
             return declined("the mean is not over the last axis", mean)
+        node = mean.producer()
+        assert node is not None
+        if node.attributes.get_int("keepdims", 1) != 1:
+            return declined("the mean does not keep its axis", mean)
         if constant_scalar(epsilon) is None:
             return declined("epsilon is not constant", epsilon)
         if x.dtype != ir.DataType.FLOAT or scale.dtype != ir.DataType.FLOAT:
             return declined("input and scale are not both float32", x)
         if scale.shape is None or len(scale.shape) != 1:
             return declined("the scale is not a vector over the last axis", scale)
+        if static_dim(scale, 0) != static_dim(x, -1):
+            return declined(f"the scale has {scale.shape[0]} elements, the last axis {static_dim(x, -1)}", scale)
         return ACCEPTED
 
     def rewrite(self, op: Any, x: ir.Value, scale: ir.Value, epsilon: ir.Value, **_: Any) -> Any:

@@ -90,7 +90,7 @@ class SplitHalves(Rotation):
             return "the split is not along the last axis"
         # Without widths it is into equal parts.
         widths = constant_ints(node.inputs[1]) if len(node.inputs) > 1 else [width // 2] * 2
-        return None if widths == [width // 2] * 2 else "the split is not into two halves"
+        return None if widths == [width // 2] * len(node.outputs) else "the split is not into two halves"
 
 
 class Neighbours(Rotation):

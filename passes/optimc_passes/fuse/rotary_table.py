@@ -102,6 +102,8 @@ def _halves(repeated: ir.Value | None) -> ir.Value:
     angles = repeat.inputs[0]
     if angles is None or angles is not repeat.inputs[1] or angles.shape is None:
         raise NoTableError("the two halves of the angles differ")
+    if len(angles.shape) != 3:
+        raise NoTableError(f"the angles have {len(angles.shape)} axes, not batch, tokens and angles")
     if repeat.attributes.get_int("axis", 0) not in (-1, len(angles.shape) - 1):
         raise NoTableError("the angles are not repeated along the last axis")
     return angles
@@ -119,6 +121,8 @@ def _neighbours(repeated: ir.Value | None) -> ir.Value:
         raise NoTableError("the angles are not repeated for neighbours")
     if second.inputs[0] is not angles or angles.shape is None:
         raise NoTableError("neighbouring angles differ")
+    if len(angles.shape) != 3:
+        raise NoTableError(f"the angles have {len(angles.shape)} axes, not batch, tokens and angles")
     rank, shape = len(angles.shape), constant_ints(flat.inputs[1])
     last = ([-1], [rank])
     if constant_ints(first.inputs[1]) not in last or constant_ints(second.inputs[1]) not in last:
@@ -135,7 +139,9 @@ def _stored(lookup: ir.Node, *, interleaved: bool) -> StoredTable:
     table, positions = lookup.inputs
     tensor = None if table is None else ir.convenience.get_const_tensor(table)
     along_rows = lookup.attributes.get_int("axis", 0) == 0
-    if tensor is None or isinstance(tensor, WeightTensor) or positions is None or not along_rows:
+    if positions is None or positions.shape is None or len(positions.shape) != 2:
+        raise NoTableError("the positions are not of batch and tokens")
+    if tensor is None or isinstance(tensor, WeightTensor) or not along_rows:
         raise NoTableError("the table is not looked up in a constant by positions")
     array = tensor.numpy()
     if array.ndim != 2 or array.dtype != np.float32 or array.shape[1] % 2:

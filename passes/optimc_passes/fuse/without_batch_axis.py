@@ -46,11 +46,14 @@ class Site:
 
     @property
     def rank(self) -> int:
-        """Rank of the first input that has the axis, with it."""
-        value = self.node.inputs[self.has_axis.index(True)]
-        if value is None or value.shape is None:
-            raise NoFormError("the rank of its input is not known")
-        return len(value.shape)
+        """Largest rank of an input that has the axis, with it."""
+        ranks = []
+        for value, has_axis in zip(self.node.inputs, self.has_axis, strict=True):
+            if has_axis:
+                if value is None or value.shape is None:
+                    raise NoFormError("the rank of its input is not known")
+                ranks.append(len(value.shape))
+        return max(ranks)
 
     def ints(self, index: int) -> list[int]:
         """Return a constant input."""

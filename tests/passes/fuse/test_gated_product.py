@@ -91,6 +91,14 @@ def test_a_split_that_is_not_into_halves_of_a_row_declines(apply_rule, activatio
     assert apply_rule(halves, rows).reason == "the split is not along the last axis"
 
 
+def test_the_first_two_of_three_parts_are_left_to_two_values(apply_rule, activation):
+    _, pass_type, text = activation
+    split = "gate, up, rest = Split <axis = -1, num_outputs = 3> (x)"
+    applied = apply_rule(pass_type.rules, _halves(text, split=split).replace("float[T,8] x", "float[T,12] x"))
+    assert applied.operators == {"Split": 1, "GatedActivation": 1}
+    applied.assert_equal(x=np.concatenate([ROWS, ROWS[:, :4]], axis=1))
+
+
 def test_an_activation_read_elsewhere_declines(apply_rule, activation):
     _, pass_type, text = activation
     both = _pair(text).replace("(float[T,8] y)", "(float[T,8] y, float[T,8] activated)")

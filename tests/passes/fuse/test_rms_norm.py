@@ -7,7 +7,7 @@ RULES = RmsNorm.rules
 
 
 def _graph(
-    exponent: str = "2.0",
+    exponent: str = "float exponent = {2.0}",
     axis: int = -1,
     scale: str = "float[8]",
     square: str = "Pow (x, exponent)",
@@ -21,7 +21,7 @@ def _graph(
     root = "root = Sqrt (variance)" if "root" in factor + normalized else ""
     inverse = f"factor = {factor}" if "factor" in normalized else ""
     return f"""norm (float[1,T,8] x, {scale} scale) => (float[1,T,8] y)
-    <float exponent = {{{exponent}}}, int64[1] axes = {{{axis}}}, float epsilon = {{0.01}}, float minus_half = {{-0.5}},
+    <{exponent}, int64[1] axes = {{{axis}}}, float epsilon = {{0.01}}, float minus_half = {{-0.5}},
      float one = {{1.0}}, float two = {{2.0}}> {{
         square = {square}
         mean = {mean}
@@ -50,6 +50,8 @@ FORMS = {
     "x over the root": {"normalized": "Div (x, root)"},
     "a power of minus one half": {"factor": "Pow (variance, minus_half)"},
     "one divided by the root": {"factor": "Div (one, root)"},
+    "a whole number as exponent": {"exponent": "int64 exponent = {2}"},
+    "an axis that is kept by default": {"mean": "ReduceMean (square, axes)"},
     "the last axis counted from the front": {"axis": 2},
 }
 
@@ -80,11 +82,12 @@ def test_a_second_time_there_is_nothing(apply_rule):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"exponent": "3.0"}, "the exponent is not the constant 2"),
+        ({"exponent": "float exponent = {3.0}"}, "the exponent is not the constant 2"),
         ({"factor": "Pow (variance, two)"}, "the inverse is not the constant -0.5"),
         ({"factor": "Div (two, root)"}, "the one is not the constant 1"),
         ({"variance": "Add (mean, mean)"}, "epsilon is not constant"),
         ({"axis": 1}, "the mean is not over the last axis"),
+        ({"scale": "float[1]"}, "the scale has 1 elements, the last axis 8"),
         ({"scale": "float[T,8]"}, "the scale is not a vector over the last axis"),
     ],
 )
