@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from optimc.cli.format import format_bytes
 from optimc.errors import PlanError, UnknownNameError
@@ -13,21 +14,35 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def fusion_reports(plan: Plan) -> list[tuple[str, FusionReport]]:
-    """Return what each rewrite did by name, the frontend's first, in order.
+@dataclass(frozen=True)
+class Rewrite:
+    """One rewrite and what it did."""
+
+    rule: str
+    stage: Literal["export", "graph"]
+    """The frontend's clean-up runs some of the rules that are graph passes too."""
+    report: FusionReport
+
+
+def rewrites_of(plan: Plan) -> list[Rewrite]:
+    """Return every rewrite in order, the frontend's first.
 
     Raises PlanError for a plan that has no such record.
     """
     manifest = plan.manifest
-    reports = [(report.name, report.fusion) for report in manifest.passes if report.fusion is not None]
     if manifest.graph is None:
         raise PlanError(f"{plan.path}: built before rewrites of the graph were recorded; build it again to see them")
-    return [*manifest.graph.frontend.items(), *reports]
+    exported = [Rewrite(name, "export", report) for name, report in manifest.graph.frontend.items()]
+    passes = [Rewrite(entry.name, "graph", entry.fusion) for entry in manifest.passes if entry.fusion is not None]
+    return [*exported, *passes]
 
 
 def fusions_json(plan: Plan) -> dict[str, Any]:
     """Return JSON values: the graph's way and the rewrites in order."""
-    rules = [{"rule": name, **report.model_dump(mode="json")} for name, report in fusion_reports(plan)]
+    rules = [
+        {"rule": rewrite.rule, "stage": rewrite.stage, **rewrite.report.model_dump(mode="json")}
+        for rewrite in rewrites_of(plan)
+    ]
     assert plan.manifest.graph is not None
     return {"graph": plan.manifest.graph.model_dump(mode="json", exclude={"frontend"}), "rules": rules}
 
@@ -38,11 +53,22 @@ def fusion_table(plan: Plan) -> Table:
     from rich.text import Text
 
     table = Table()
-    for heading in ("rule", "matched", "declined, with reasons", "operators", "saved a token", "error", "nearest miss"):
+    for heading in (
+        "rule",
+        "stage",
+        "matched",
+        "declined, with reasons",
+        "operators",
+        "saved a token",
+        "error",
+        "nearest miss",
+    ):
         table.add_column(heading, overflow="fold")
-    for name, report in fusion_reports(plan):
+    for rewrite in rewrites_of(plan):
+        report = rewrite.report
         cells = (
-            name,
+            rewrite.rule,
+            rewrite.stage,
             str(report.matched) + (f" (+{report.already} done before)" if report.already else ""),
             "\n".join(f"{entry.sites}, first {entry.first}: {entry.reason}" for entry in report.declined),
             "\n".join(_changed_operators(report)),
@@ -57,7 +83,7 @@ def fusion_table(plan: Plan) -> Table:
 def summarize(plan: Plan) -> Iterator[str]:
     """Yield lines on the whole graph: nodes from the exporter to the end, operators, activations, seconds."""
     graph = plan.manifest.graph
-    assert graph is not None, "fusion_reports has refused such a plan"
+    assert graph is not None, "rewrites_of has refused such a plan"
     yield (
         f"nodes: {graph.exported_nodes:,} exported, {graph.cleaned_nodes:,} cleaned, {graph.attached_nodes:,} with "
         f"weights, {graph.fused_nodes:,} fused"
@@ -78,14 +104,15 @@ def explain(plan: Plan, rule: str) -> Iterator[str]:
 
     Raises UnknownNameError listing the plan's rules, PlanError for a plan without a record.
     """
-    reports = fusion_reports(plan)
-    found = [report for name, report in reports if name == rule]
+    rewrites = rewrites_of(plan)
+    found = [rewrite for rewrite in rewrites if rewrite.rule == rule]
     if not found:
-        raise UnknownNameError("rule", rule, {name for name, _ in reports})
-    for report in found:
-        yield f"{rule}: {report.matched} matched, {sum(entry.sites for entry in report.declined)} declined" + (
-            f", {report.already} done before" if report.already else ""
-        )
+        raise UnknownNameError("rule", rule, {rewrite.rule for rewrite in rewrites})
+    for rewrite in found:
+        report = rewrite.report
+        declined = sum(entry.sites for entry in report.declined)
+        before = f", {report.already} done before" if report.already else ""
+        yield f"{rule} ({rewrite.stage}): {report.matched} matched, {declined} declined{before}"
         for entry in report.declined:
             yield f"  declined at {entry.sites}, first at {entry.first}: {entry.reason}"
         nearest = report.nearest

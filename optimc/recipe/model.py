@@ -131,7 +131,8 @@ class Recipe(_Section):
     limits: LimitsSpec = LimitsSpec()
     quality: QualitySpec = QualitySpec()
     verify: Literal["off", "shapes", "numeric"] = "numeric"
-    """What is checked after every graph pass: nothing, the dialect's rules, or also the logits on probe tokens."""
+    """What is checked after every graph pass: nothing, the dialect's rules and shapes, or also the logits on probe
+    tokens."""
 
     @property
     def digest(self) -> str:

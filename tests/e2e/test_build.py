@@ -190,7 +190,7 @@ def test_the_plan_says_what_happened_to_its_graph(cli, int4_plan):
     assert fusions["swiglu"].traffic_after_bytes < fusions["swiglu"].traffic_before_bytes
     listing = cli("inspect", int4_plan, "--fusions", env={"COLUMNS": "300"}).stdout
     assert all(name in listing for name in FUSIONS)
-    assert "geglu: 0 matched" in cli("inspect", int4_plan, "--why", "geglu").stdout
+    assert "geglu (graph): 0 matched" in cli("inspect", int4_plan, "--why", "geglu").stdout
 
 
 def test_two_plans_are_compared(cli, fp32_plan, int4_plan):

@@ -1,11 +1,14 @@
+import re
 from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from optimc.errors import CheckpointError, ConfigError, StorageError, VerifyError
 from optimc_passes.artifact import Artifact
+from optimc_passes.base import Pass, PassConfig, PassResult
 from optimc_passes.cache import ArtifactCache
 from optimc_passes.fuse import merge_qkv
 from optimc_passes.fuse.merge_qkv import MergeQkv
@@ -128,8 +131,58 @@ def test_a_wrong_fusion_is_caught_and_named(build, monkeypatch):
         return real(op, [q, k, replace(v, parts=k.parts)])
 
     monkeypatch.setattr(merge_qkv, "merge", wrong)
-    with pytest.raises(VerifyError, match=r"^merge_qkv failed after \[merge_gate_up\]: logits changed by"):
+    with pytest.raises(VerifyError, match=r"^merge_qkv failed after \[merge_gate_up\]: logits changed by") as caught:
         build(GATE_UP, QKV)
+    # The product is new; the values split off it have their old names again.
+    assert re.fullmatch(r"model\.layers\.0\.self_attn\..*/Split", caught.value.node)
+    assert "through new nodes 'model.layers.0.self_attn." in str(caught.value)
+
+
+class Tamper(Pass[PassConfig]):
+    """Rewrites layer 1 of the tiny decoder wrongly, as subclasses say."""
+
+    name, version, stage, config_type = "tamper", 1, "graph", PassConfig
+
+    def run(self, artifact, context):
+        products = [node for node in artifact.graph.graph if node.op_type == "MatMul"]
+        self.tamper(*products[11:13])  # seven a layer; gate and up are the fifth and sixth
+        return PassResult(artifact)
+
+
+class ExchangeGateAndUp(Tamper):
+    """Sound, but another function."""
+
+    def tamper(self, gate, up):
+        weights = gate.inputs[1], up.inputs[1]
+        gate.replace_input_with(1, weights[1])
+        up.replace_input_with(1, weights[0])
+
+
+class DeclareAnotherWidth(Tamper):
+    """Computes what it did, and says something else of the product's activation."""
+
+    def tamper(self, gate, up):
+        sigmoid = next(node for node, _ in gate.outputs[0].uses() if node.op_type == "Sigmoid")
+        sigmoid.outputs[0].shape = ir.Shape([1, "T", 47])
+
+
+@pytest.mark.parametrize(
+    ("tampering", "op", "said"),
+    [
+        (ExchangeGateAndUp, "MatMul", r"logits changed by .* first at node 'node_MatMul_45' MatMul"),
+        (
+            DeclareAnotherWidth,
+            "Sigmoid",
+            r"node 34 Sigmoid 'node_Sigmoid_46': .* declares \[1,T,47\], computes \[1,T,48\]",
+        ),
+    ],
+)
+def test_a_planted_fault_is_located_by_name(build, tampering, op, said):
+    artifact = Artifact.start(build.decoder.checkpoint())
+    with pytest.raises(VerifyError, match=said) as caught:
+        run_pipeline([tampering(PassConfig())], artifact, GraphSource("key", build.export))
+    assert caught.value.name == "tamper"
+    assert op in caught.value.node
 
 
 def test_weights_and_graph_that_do_not_fit_are_refused(build):

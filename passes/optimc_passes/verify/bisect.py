@@ -38,7 +38,7 @@ class Divergence:
     """The nearest values before it that have one and are equal."""
 
     def __str__(self) -> str:
-        text = f"first at node '{self.node}' {self.op} ({self.error:.3g})"
+        text = f"first at node '{self.node}' {self.op}, whose '{self.value}' is off by {self.error:.3g}"
         if self.through:
             text += f", through new nodes {_listed(self.through)}"
         if self.equal:

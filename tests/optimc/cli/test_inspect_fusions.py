@@ -34,6 +34,7 @@ def test_a_row_says_matched_declined_operators_bytes_error_and_nearest_miss(show
     text = shown("--fusions")
     assert row_of(text, "merge_qkv") == [
         "merge_qkv",
+        "graph",
         "2 (+1 done before)",
         "3, first layer 2: bits differ: 4 and 8",
         "MatMul 7 → 3",
@@ -47,7 +48,7 @@ def test_a_row_says_matched_declined_operators_bytes_error_and_nearest_miss(show
 
 def test_the_rewrites_of_the_frontend_come_first(shown):
     text = shown("--fusions")
-    assert row_of(text, "rotary")[1] == "60"
+    assert row_of(text, "rotary")[1:3] == ["export", "60"]
     assert text.index("partial_rotary") < text.index("merge_qkv") < text.index("swiglu")
     assert "rtn" not in text, "a weight pass rewrites no graph"
 
@@ -64,7 +65,7 @@ def test_the_whole_graph_is_summed_up(shown):
 
 def test_why_prints_the_nearest_miss_with_its_surroundings(shown):
     assert shown("--why", "merge_qkv").splitlines() == [
-        "merge_qkv: 2 matched, 3 declined, 1 done before",
+        "merge_qkv (graph): 2 matched, 3 declined, 1 done before",
         "  declined at 3, first at layer 2: bits differ: 4 and 8",
         "  nearest miss: MatMul 'layers.2/MatMul', 4 nodes of the pattern there: bits differ: 4 and 8",
         "       x = Add(a, b) : [T,64]",
@@ -73,7 +74,7 @@ def test_why_prints_the_nearest_miss_with_its_surroundings(shown):
 
 
 def test_why_of_a_rule_that_missed_nothing_says_so(shown):
-    assert shown("--why", "swiglu").splitlines() == ["swiglu: 2 matched, 0 declined", "  no near miss"]
+    assert shown("--why", "swiglu").splitlines() == ["swiglu (graph): 2 matched, 0 declined", "  no near miss"]
     assert shown("--why", "partial_rotary").splitlines()[1] == "  no near miss: the pattern does not occur"
 
 
@@ -89,8 +90,8 @@ def test_a_rule_that_ran_twice_is_explained_twice(plan, shown):
     path = plan("twice.plan", passes=(report("swiglu", GATE), report("swiglu", GATE.model_copy(update={"matched": 0}))))
     lines = shown("--why", "swiglu", path=path).splitlines()
     assert [line for line in lines if line.startswith("swiglu")] == [
-        "swiglu: 2 matched, 0 declined",
-        "swiglu: 0 matched, 0 declined",
+        "swiglu (graph): 2 matched, 0 declined",
+        "swiglu (graph): 0 matched, 0 declined",
     ]
 
 
@@ -98,7 +99,7 @@ def test_json_holds_all_of_it(shown):
     facts = json.loads(shown("--fusions", "--json"))
     assert facts["graph"]["exported_nodes"] == 4454
     assert [entry["rule"] for entry in facts["rules"]] == ["rotary", "partial_rotary", "merge_qkv", "swiglu"]
-    assert facts["rules"][2] == {"rule": "merge_qkv", **MERGE.model_dump(mode="json")}
+    assert facts["rules"][2] == {"rule": "merge_qkv", "stage": "graph", **MERGE.model_dump(mode="json")}
     one = json.loads(shown("--why", "merge_qkv", "--json"))
     assert [entry["rule"] for entry in one["rules"]] == ["merge_qkv"]
     assert "nearest miss" in one["explanation"][2]
