@@ -26,6 +26,7 @@ from optimc_passes.fuse.pipeline import GRAPH_PASSES
 from optimc_passes.fuse.rule import NoOptions
 from optimc_passes.verify.evaluate import evaluate
 from optimc_passes.verify.probe import Probe
+from optimc_passes.verify.session import WeightPool, run_probe
 
 TOLERANCE = 1e-5
 """Largest difference of two logits over the largest of their row. All is float32, and most fusions change no bit."""
@@ -104,11 +105,16 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class Fused:
-    """A family before and after all passes."""
+    """A family on its way through all passes."""
 
     before: ir.Model
-    after: ir.Model
+    steps: dict[str, ir.Model]
+    """The graph after each pass, in order."""
     reports: dict[str, FusionReport]
+
+    @property
+    def after(self) -> ir.Model:
+        return list(self.steps.values())[-1]
 
 
 def _architectures() -> Any:
@@ -136,17 +142,18 @@ def _fuse(name: str) -> Fused:
     case = ARCHITECTURES._make_case(name)
     checkpoint = cast(Checkpoint, SimpleNamespace(weights=case.store))
     artifact = Artifact("0" * 64, checkpoint, case.store, graph=case.attached)
-    before = case.attached
-    reports = {}
+    before = artifact.graph
+    assert before is not None
+    steps, reports = {}, {}
     for pass_type in GRAPH_PASSES:
         outcome = pass_type(NoOptions())(artifact)
         artifact = outcome.artifact
         assert artifact.graph is not None
         assert verify_graph(artifact.graph) == [], pass_type.name
+        steps[pass_type.name] = artifact.graph
         assert outcome.report.fusion is not None
         reports[pass_type.name] = outcome.report.fusion
-    assert artifact.graph is not None
-    return Fused(before, artifact.graph, reports)
+    return Fused(before, steps, reports)
 
 
 def test_every_supported_architecture_has_a_row():
@@ -173,13 +180,41 @@ def test_the_fused_graph_equals_the_unfused_one(name: str, fuse: Callable[[str],
 
 
 @pytest.mark.parametrize("name", EXPECTED)
+def test_values_of_one_name_mean_the_same_after_every_pass(name: str, fuse: Callable[[str], Fused]):
+    """The search for a wrong node compares values by name, where their shapes agree but for axes of length 1."""
+    fused, pool = fuse(name), WeightPool()
+    probe = Probe.of_vocabulary(ARCHITECTURES.VOCAB, 30).with_scattered_rows()
+    before, compared = fused.before, 0
+    for pass_name, after in fused.steps.items():
+        old, new = _shapes(before), _shapes(after)
+        common = [value for value, shape in new.items() if old.get(value) == shape]
+        values = [run_probe(model, probe, common, pool) for model in (before, after)]
+        for value in common:
+            error = np.abs(values[1][value].reshape(-1) - values[0][value].reshape(-1)).max()
+            assert error <= TOLERANCE * max(np.abs(values[0][value]).max(), 1), f"{pass_name}: {value}"
+        before, compared = after, compared + len(common)
+    assert compared > 100
+
+
+def _shapes(model: ir.Model) -> dict[str, list[str]]:
+    """Return the shape of each float value that a node computes, without axes of length 1."""
+    return {
+        value.name or "": [str(dim) for dim in value.shape if dim != 1]
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None and value.dtype == ir.DataType.FLOAT
+    }
+
+
+@pytest.mark.parametrize("name", EXPECTED)
 def test_no_more_nodes_are_left_than_the_table_says(name: str, fuse: Callable[[str], Fused]):
     assert len(fuse(name).after.graph) == EXPECTED[name].nodes
 
 
 def test_a_layer_is_nine_nodes(fuse: Callable[[str], Fused]):
     """The norm before a layer's attention is joined with the sum of the layer before it."""
-    nodes = [node.op_type for node in fuse("llama").after.graph if (node.name or "").startswith("model.layers.1")]
+    graph = fuse("llama").after.graph
+    *nodes, gather = [node.op_type for node in graph if (node.name or "").startswith("model.layers.1")]
     assert nodes == [
         "MatMul",
         "RotaryQkv",
@@ -191,6 +226,7 @@ def test_a_layer_is_nine_nodes(fuse: Callable[[str], Fused]):
         "MatMul",
         "AddRmsNorm",
     ]
+    assert gather == "Gather", "the last layer after it needs the sum of the asked rows only"
 
 
 def test_a_second_time_no_rule_fires(fuse: Callable[[str], Fused]):

@@ -57,6 +57,13 @@ def test_fp32_has_the_perplexity_transformers_has(cli, fp32):
     assert figures["perplexity"] == pytest.approx(figures["reference_perplexity"], rel=1e-3)
 
 
+def test_4454_exported_nodes_become_281(fp32):
+    """Nine for each of 30 layers, and eleven around them: 121 are products, 30 are attentions."""
+    with Plan.open(fp32) as plan:
+        graph = plan.manifest.graph
+    assert (graph.exported_nodes, graph.attached_nodes, graph.fused_nodes) == (4454, 642, 281)
+
+
 def test_fp32_knows_the_capital_of_france(fp32):
     with Plan.open(fp32) as plan:
         template = ChatTemplate.from_plan(plan)

@@ -104,6 +104,7 @@ class WeightOverNumber(WeightTimesNumber):
 class ConstantOperands(Rule):
     """Any standard operator of one output over small constants."""
 
+    keeps_inner = True  # of a node with several outputs too: `check` says what it is
     unrelated = frozenset({NOT_CONSTANT})
 
     def pattern(self, op: Any) -> Any:
