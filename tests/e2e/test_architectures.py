@@ -28,6 +28,10 @@ from optimc_passes.emit import LoweringOptions
 from optimc_passes.emit.cpu.lower import lower as lower_cpu
 from optimc_passes.emit.onnxruntime import lower as lower_onnxruntime
 from optimc_passes.frontend import TESTED, export_graph
+from optimc_passes.fuse.apply_rules import apply_rules
+from optimc_passes.fuse.pipeline import GRAPH_PASSES
+from optimc_passes.fuse.recorder import Recorder
+from optimc_passes.fuse.rule import FusionPass
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.weights import Dense, WeightStore
 from optimc_runtime import _native
@@ -36,6 +40,7 @@ from optimc_runtime.executor.load import load_executor
 
 PROMPT, DECODE, CHUNK, BLOCK = 300, 20, 64, 16
 TOLERANCE = 1e-4
+FUSED_TOLERANCE = 1e-5
 VOCAB = 384
 SIZES = {
     "vocab_size": VOCAB,
@@ -62,6 +67,8 @@ class Family:
     """Whether norms multiply by 1 + weight."""
     embedding_std: float = 1.0
     biased: bool = False
+    factors: bool = False
+    """Whether activations are multiplied by numbers, which a fused graph has in its weights."""
 
     def config(self) -> Any:
         return getattr(transformers, self.config_class)(**{**SIZES, **self.options})
@@ -98,6 +105,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 24,
         },
         centred_norms=True,
+        factors=True,
         embedding_std=0.2,
     ),
     "gemma3": Family(
@@ -114,6 +122,7 @@ FAMILIES: dict[str, Family] = {
             },
         },
         centred_norms=True,
+        factors=True,
         embedding_std=0.2,
     ),
     "phi3": Family("Phi3Config", {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 40}),
@@ -137,6 +146,7 @@ FAMILIES: dict[str, Family] = {
             "attention_bias": True,
         },
         biased=True,
+        factors=True,
     ),
 }
 
@@ -155,6 +165,15 @@ class Case:
     @property
     def attached(self) -> ir.Model:
         return attach_weights(self.exported, self.store)
+
+    @property
+    def fused(self) -> ir.Model:
+        """After every graph pass."""
+        model = self.attached
+        for fusion in GRAPH_PASSES:
+            if issubclass(fusion, FusionPass):
+                apply_rules(model, [rule.compiled() for rule in fusion.rules], Recorder())
+        return model
 
 
 @pytest.fixture(scope="module")
@@ -243,20 +262,44 @@ def test_served_plan_equals_transformers_in_chunks_and_decode(
     """On ONNX Runtime, and on the cpu engine with every instruction set this machine has."""
     if engine != "onnxruntime":
         monkeypatch.setenv("OPTIMC_ISA", engine)
-    plan = _write_plan(tmp_path / "engine.plan", case, "onnxruntime" if engine == "onnxruntime" else "cpu")
+    backend = "onnxruntime" if engine == "onnxruntime" else "cpu"
+    logits = _serve(_write_plan(tmp_path / "engine.plan", case, case.attached, backend), case.tokens)
+    for start, stop in _chunks():
+        error = _relative_error(logits[start:stop], case.expected[start:stop])
+        assert error < TOLERANCE, f"positions {start} to {stop}"
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "cpu"])
+def test_a_fused_plan_answers_as_the_unfused_one(backend: str, case: Case, tmp_path: Path):
+    """To the bit on the cpu engine, whose programs are the same; but for rounding where factors went into weights."""
+    plain, fused = (
+        _serve(_write_plan(tmp_path / f"{name}.plan", case, model, backend), case.tokens)
+        for name, model in (("plain", case.attached), ("fused", case.fused))
+    )
+    if backend == "cpu" and not FAMILIES[case.name].factors:
+        np.testing.assert_array_equal(fused, plain)
+    assert _relative_error(fused, plain) < FUSED_TOLERANCE
+
+
+def _chunks() -> list[tuple[int, int]]:
+    """The steps of a request: a prompt in pieces, then token by token."""
+    starts = [*range(0, PROMPT, CHUNK), *range(PROMPT, PROMPT + DECODE)]
+    return list(zip(starts, [*starts[1:], PROMPT + DECODE], strict=True))
+
+
+def _serve(plan: Plan, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the logits of all tokens of one sequence, computed in steps."""
     executor = load_executor(plan, threads=1)
     try:
         blocks = np.random.default_rng(2).permutation(executor.pool.num_blocks)
-        chunks = [*range(0, PROMPT, CHUNK), *range(PROMPT, PROMPT + DECODE)]
-        for start, stop in zip(chunks, [*chunks[1:], PROMPT + DECODE], strict=True):
-            result = executor.execute(_step(case.tokens, start, stop, blocks))
-            error = _relative_error(result.logits, case.expected[start:stop])
-            assert error < TOLERANCE, f"positions {start} to {stop}"
+        steps = (executor.execute(_step(tokens, start, stop, blocks)) for start, stop in _chunks())
+        # The next step may overwrite what this one answered.
+        return np.concatenate([step.logits.copy() for step in steps])
     finally:
         executor.close()
 
 
-def _write_plan(path: Path, case: Case, backend: str) -> Plan:
+def _write_plan(path: Path, case: Case, model: ir.Model, backend: str) -> Plan:
     if backend == "cpu":
         options = LoweringOptions(
             block_size=BLOCK,
@@ -266,9 +309,9 @@ def _write_plan(path: Path, case: Case, backend: str) -> Plan:
             max_step_tokens=CHUNK,
             max_seqs=1,
         )
-        lowered = lower_cpu(case.attached, options)
+        lowered = lower_cpu(model, options)
     else:
-        lowered = lower_onnxruntime(case.attached, block_size=BLOCK)
+        lowered = lower_onnxruntime(model, block_size=BLOCK)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=case.name,
