@@ -1,8 +1,8 @@
 // Products of 8-bit activations with weights in integer codes, on tiles (Intel AMX, int8).
 //
 // The bits are those of linear_int.cpp: integer sums are exact however they are added up, and what follows them is the
-// same, total = fma(float(sum), weight scale * activation scale, total), groups in order. Few rows, and groups that are no
-// whole number of tiles, are left to it.
+// same, total = fma(float(sum), weight scale * activation scale, total), groups in order. Few rows, and groups that are
+// no whole number of tiles, are left to it.
 #include <immintrin.h>
 
 #include <cassert>
@@ -89,10 +89,12 @@ void unpack(const PanelLayout& layout, const WeightGroup& group, std::int64_t be
     }
 }
 
-// products[tile][half] of one or two tiles of rows, from `count` features on; continued unless `first`.
+// products[tile][half] of one or two tiles of rows with `count` features; continued unless `first`. Without
+// `load_weights` tiles 6 and 7 hold them already.
 template <bool kPair>
 void multiply(const std::int8_t* codes, std::int64_t stride, const std::int8_t (*weights)[kStretch * kTile],
-              std::int64_t count, std::int64_t features, bool first, std::int32_t (*products)[kHalves][kTile * kTile]) {
+              std::int64_t count, std::int64_t features, bool first, bool load_weights,
+              std::int32_t (*products)[kHalves][kTile * kTile]) {
     if (first) {
         _tile_zero(0);
         _tile_zero(1);
@@ -105,10 +107,10 @@ void multiply(const std::int8_t* codes, std::int64_t stride, const std::int8_t (
         if (kPair) _tile_loadd(3, products[1][1], 64);
     }
     for (std::int64_t i = 0; i < count; i += features) {
-        _tile_loadd(6, weights[0] + i * kTile, 64);
+        if (load_weights) _tile_loadd(6, weights[0] + i * kTile, 64);
         _tile_loadd(4, codes + i, stride);
         _tile_dpbssd(0, 4, 6);
-        _tile_loadd(7, weights[1] + i * kTile, 64);
+        if (load_weights) _tile_loadd(7, weights[1] + i * kTile, 64);
         _tile_dpbssd(1, 4, 7);
         if (kPair) {
             _tile_loadd(5, codes + kTile * stride + i, stride);
@@ -163,7 +165,8 @@ void multiply_panel(const PanelLayout& layout, const std::uint8_t* data, const Q
             for (std::int64_t t = 0; t < tiles; t += 2) {
                 const std::int8_t* from = codes + t * kTile * x.stride + i;
                 const auto run = t + 1 < tiles ? multiply<true> : multiply<false>;
-                run(from, x.stride, scratch.weights, count, features, i == 0, scratch.products + t);
+                run(from, x.stride, scratch.weights, count, features, i == 0, t == 0 || count > features,
+                    scratch.products + t);
                 // The tiles before, whose products have arrived meanwhile.
                 if (last) finish(finished, t - finished);
                 finished = t;
