@@ -132,6 +132,10 @@ def _architectures() -> Any:
 ARCHITECTURES = _architectures()
 
 
+PROBE = Probe.of_vocabulary(ARCHITECTURES.VOCAB, 100).with_scattered_rows()
+"""Long enough that windows of 24 and 40 tokens hide something; rows are not where their tokens are."""
+
+
 @pytest.fixture(scope="module")
 def fuse() -> Callable[[str], Fused]:
     """Export a family and run all graph passes, once a module."""
@@ -172,9 +176,7 @@ def test_every_rule_fires_as_often_as_it_should(name: str, fuse: Callable[[str],
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_fused_graph_equals_the_unfused_one(name: str, fuse: Callable[[str], Fused]):
     fused = fuse(name)
-    # Long enough that windows of 24 and 40 tokens hide something, and rows that are not where their tokens are.
-    probe = Probe.of_vocabulary(ARCHITECTURES.VOCAB, 100).with_scattered_rows()
-    before, after = evaluate(fused.before, probe), evaluate(fused.after, probe)
+    before, after = evaluate(fused.before, PROBE), evaluate(fused.after, PROBE)
     error = np.abs(after - before) / np.abs(before).max(axis=1, keepdims=True)
     assert error.max() < TOLERANCE
 
@@ -227,6 +229,20 @@ def test_a_layer_is_nine_nodes(fuse: Callable[[str], Fused]):
         "AddRmsNorm",
     ]
     assert gather == "Gather", "the last layer after it needs the sum of the asked rows only"
+
+
+@pytest.mark.parametrize("left_out", [pass_type.name for pass_type in GRAPH_PASSES])
+def test_any_pass_may_be_left_out(left_out: str, fuse: Callable[[str], Fused]):
+    graph = fuse("gemma3").before
+    before = evaluate(graph, PROBE)
+    artifact = Artifact("0" * 64, cast(Checkpoint, SimpleNamespace(weights={})), cast(Any, {}), graph=graph)
+    for pass_type in GRAPH_PASSES:
+        if pass_type.name != left_out:
+            artifact = pass_type(NoOptions())(artifact).artifact
+    assert artifact.graph is not None
+    assert verify_graph(artifact.graph) == []
+    error = np.abs(evaluate(artifact.graph, PROBE) - before) / np.abs(before).max(axis=1, keepdims=True)
+    assert error.max() < TOLERANCE
 
 
 def test_a_second_time_no_rule_fires(fuse: Callable[[str], Fused]):

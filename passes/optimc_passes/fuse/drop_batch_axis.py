@@ -51,9 +51,10 @@ class FromEntryToSqueeze(Rule):
         plan = _plan(root)
         assert not isinstance(plan, MatchResult), "check found it possible"
         replaced: dict[ir.Value, ir.Value] = {}
+        batched: dict[ir.Value, ir.Value] = {}
         for node, form in plan:
             inputs = [None if value is None else replaced.get(value, value) for value in node.inputs]
-            replaced.update(zip(node.outputs, _emit(op, node, form, inputs), strict=True))
+            replaced.update(zip(node.outputs, _emit(op, node, form, inputs, batched), strict=True))
         return replaced[squeezed]
 
 
@@ -92,15 +93,17 @@ def _plan(root: ir.Node) -> list[tuple[ir.Node, Form | None]] | MatchResult:
     return plan
 
 
-def _emit(op: Any, node: ir.Node, form: Form | None, inputs: list[ir.Value | None]) -> list[ir.Value]:
-    """Emit a node again over inputs without the axis."""
+def _emit(
+    op: Any, node: ir.Node, form: Form | None, inputs: list[ir.Value | None], batched: dict[ir.Value, ir.Value]
+) -> list[ir.Value]:
+    """Emit a node again over inputs without the axis; `batched` are values that got one for a rotation."""
     if form is None:
         return emit_again(op, node, inputs)
     if form.kind == "nothing":
         assert inputs[0] is not None
         return [inputs[0]]
     if form.kind == "wrapped":
-        return [_wrapped(op, node, inputs)]
+        return [_wrapped(op, node, inputs, batched)]
     for index, array in form.constants.items():
         inputs[index] = make_constant(op, array)
     outputs = emit_again(op, node, inputs, form.attributes)
@@ -110,15 +113,14 @@ def _emit(op: Any, node: ir.Node, form: Form | None, inputs: list[ir.Value | Non
     return outputs
 
 
-def _wrapped(op: Any, node: ir.Node, inputs: list[ir.Value | None]) -> ir.Value:
-    """Emit the node between an Unsqueeze of each input and a Squeeze."""
+def _wrapped(op: Any, node: ir.Node, inputs: list[ir.Value | None], batched: dict[ir.Value, ir.Value]) -> ir.Value:
+    """Emit the node between an Unsqueeze of each input, of a table once for all layers, and a Squeeze."""
     (output,) = node.outputs
-    batched = [
-        typed(op.Unsqueeze(value, make_ints(op, 0)), None if value.shape is None else [1, *value.shape])
-        for value in inputs
-        if value is not None
-    ]
-    (rotated,) = emit_again(op, node, batched)
+    for value in inputs:
+        if value is not None and value not in batched:
+            shape = None if value.shape is None else [1, *value.shape]
+            batched[value] = typed(op.Unsqueeze(value, make_ints(op, 0)), shape)
+    (rotated,) = emit_again(op, node, [batched[value] for value in inputs if value is not None])
     rotated.name = f"{output.name}.batch"
     squeezed = op.Squeeze(rotated, make_ints(op, 0), _outputs=[output.name])
     return typed(squeezed, None if output.shape is None else output.shape[1:])

@@ -14,6 +14,7 @@ from optimc.errors import UnsupportedModelError
 from optimc_passes.dialect.rules import verify_graph
 from optimc_passes.frontend import export_graph
 from optimc_passes.frontend.export import export_checked
+from optimc_passes.graph.exported import Exported
 
 SIZES = {
     "vocab_size": 384,
@@ -36,7 +37,7 @@ def llama() -> ir.Model:
 
 
 @pytest.fixture(scope="module")
-def gemma3() -> ir.Model:
+def exported_gemma3() -> Exported:
     """Per-layer windows and frequencies, head norms after the transpose."""
     config = transformers.Gemma3TextConfig(
         **{**SIZES, "num_hidden_layers": 2},
@@ -44,7 +45,12 @@ def gemma3() -> ir.Model:
         sliding_window=16,
         layer_types=["sliding_attention", "full_attention"],
     )
-    return export_graph(config, max_seq_len=512).model
+    return export_graph(config, max_seq_len=512)
+
+
+@pytest.fixture(scope="module")
+def gemma3(exported_gemma3: Exported) -> ir.Model:
+    return exported_gemma3.model
 
 
 def _operators(model: ir.Model) -> Counter[str]:
@@ -54,6 +60,24 @@ def _operators(model: ir.Model) -> Counter[str]:
 def _attention(model: ir.Model) -> list[dict[str, int | float]]:
     nodes = [node for node in model.graph if node.op_type == "PagedAttention"]
     return [{name: attribute.value for name, attribute in node.attributes.items()} for node in nodes]
+
+
+def test_what_was_rewritten_is_counted(exported_gemma3):
+    fired = {name: report.matched for name, report in exported_gemma3.rewrites.items() if report.matched}
+    del fired["merge_reshapes"]
+    assert fired == {
+        "gather_rows": 1,
+        "rms_norm": 13,  # six in each layer, and the last one
+        "normalize_before_transpose": 4,
+        "rope": 4,
+        "rope_packed": 4,
+    }
+    assert not any(report.declined for report in exported_gemma3.rewrites.values())
+
+
+def test_the_graph_as_it_was_exported_is_kept_beside_it(exported_gemma3):
+    assert exported_gemma3.raw.graph.num_nodes() == exported_gemma3.raw_nodes > 4 * len(exported_gemma3.model.graph)
+    assert "RMSNormalization" not in _operators(exported_gemma3.raw)
 
 
 def test_every_parameter_is_a_trailing_input_under_its_own_name(llama):
