@@ -36,6 +36,7 @@ def decompose_fused(model: ir.Model) -> ir.Model:
             continue
         replacement = Replacement(prologue)
         results = DECOMPOSITIONS[node.op_type](node, replacement, batched)
+        replacement.name_after(node)
         replacement.put(model.graph, node, *results)
     prologue.insert(model)
     return model

@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from optimc.wording import one_line
 from optimc_passes.dialect.letters import bind, dims_of, resolve, show
-from optimc_passes.dialect.op_rules import Facts, rule_of
+from optimc_passes.dialect.op_rule import Facts
+from optimc_passes.dialect.op_rules import rule_of
 from optimc_passes.dialect.paged_attention import DOMAIN
 from optimc_passes.dialect.weightless import is_weight
 

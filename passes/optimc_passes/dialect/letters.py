@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from optimc_passes.dialect.op_rules import ANY, Facts, Shape
+from optimc_passes.dialect.op_rule import ANY, Facts, Shape
 
 Dims = Sequence[int | str | None]
 """Sizes, symbols, and None for what is not known."""

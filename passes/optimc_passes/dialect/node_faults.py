@@ -8,7 +8,8 @@ import onnx
 import onnx_ir as ir
 
 from optimc_passes.dialect.letters import bind, dims_of, show, words
-from optimc_passes.dialect.op_rules import Facts, Operand, OpRule, Output, Shape, rule_of
+from optimc_passes.dialect.op_rule import Facts, Operand, OpRule, Output, Shape
+from optimc_passes.dialect.op_rules import rule_of
 from optimc_passes.dialect.paged_attention import DOMAIN
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,6 +67,14 @@ class Replacement:
     def scalar(self, value: float) -> ir.Value:
         """Return a shared constant float32 []."""
         return self._prologue.constant(np.array(value, np.float32))
+
+    def name_after(self, node: ir.Node) -> None:
+        """Call each node after the one it stands for, so that a message about it can be understood."""
+        counts: Counter[str] = Counter()
+        for new in self._tape.nodes:
+            counts[new.op_type] += 1
+            again = f"_{counts[new.op_type]}" if counts[new.op_type] > 1 else ""
+            new.name = f"{node.name or node.op_type}/{new.op_type}{again}"
 
     def put(self, graph: ir.Graph, node: ir.Node, *results: ir.Value) -> None:
         """Replace the node; `results` take over the names, types, shapes and users of its outputs, in order."""

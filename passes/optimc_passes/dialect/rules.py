@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from optimc_passes.dialect.inference import infer
 from optimc_passes.dialect.node_faults import node_faults, show_shape
-from optimc_passes.dialect.op_rules import Dim
+from optimc_passes.dialect.op_rule import Dim
 from optimc_passes.dialect.paged_attention import DOMAIN, DOMAIN_VERSION, OP_TYPE, is_paged_attention
 
 OPSET = 23

@@ -163,6 +163,15 @@ def test_layers_share_what_is_computed_from_the_angles() -> None:
     np.testing.assert_array_equal(found[0], found[3])
 
 
+def test_nodes_are_called_after_the_one_they_stand_for() -> None:
+    operands = {"gate_up": draw(2, 8)}
+    model = single(GATED_ACTIVATION, operands, {"activation": "silu"}, ["out"])
+    next(iter(model.graph)).name = "layers.0.mlp/GatedActivation"
+    assert [node.name for node in decompose_fused(model).graph] == [
+        f"layers.0.mlp/GatedActivation/{op}" for op in ("Split", "Sigmoid", "Mul", "Mul_2")
+    ]
+
+
 def test_attention_stays(attention_graph: Callable[..., ir.Model]) -> None:
     model = decompose_fused(attention_graph(PagedAttention(0, 4, 2, 8, 0.35)))
     assert [node.op_type for node in model.graph] == [OP_TYPE]
