@@ -14,7 +14,7 @@ from onnxscript.rewriter.pattern import MatchResult
 
 from optimc_passes.fuse.constants import constant_ints, make_ints, static_dim
 from optimc_passes.fuse.rotary_table import NoTableError, trace_table
-from optimc_passes.fuse.rule import ACCEPTED, FusionPass, NoOptions, Rule, declined
+from optimc_passes.fuse.rule import ACCEPTED, FusionPass, NoOptions, Rule, declined, typed
 
 
 class Rotation(Rule):
@@ -176,12 +176,16 @@ class PackedRotary(Rule):
     def rewrite(
         self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, shape: ir.Value, rotated: ir.Value, **_: Any
     ) -> Any:
-        """Emit reshape, operator, reshape; reshapes that meet others are merged later."""
+        """Emit the operator on packed heads: as they were before they were split, or packed by a reshape."""
         heads, width = static_dim(x, 2), static_dim(x, 3)
         assert heads is not None, "check found it"
         assert width is not None, "check found it"
-        packed = op.Reshape(x, make_ints(op, 1, -1, heads * width))
-        return op.Reshape(op.RotaryEmbedding(packed, cos, sin, num_heads=heads, **_attributes(rotated)), shape)
+        assert x.shape is not None, "check found it"
+        packed = _before_splitting(x, heads * width)
+        if packed is None:
+            packed = typed(op.Reshape(x, make_ints(op, 1, -1, heads * width)), [*x.shape[:2], heads * width])
+        turned = op.RotaryEmbedding(packed, cos, sin, num_heads=heads, **_attributes(rotated))
+        return op.Reshape(typed(turned, packed.shape), shape)
 
 
 class Rope(FusionPass[NoOptions]):
@@ -191,6 +195,15 @@ class Rope(FusionPass[NoOptions]):
     version = 1
     config_type = NoOptions
     rules = (*ROTATIONS, PartialRotary, PackedRotary)
+
+
+def _before_splitting(x: ir.Value, width: int) -> ir.Value | None:
+    """Return the rows [1, T, width] of which a Reshape has made heads, if that is where `x` comes from."""
+    node = x.producer()
+    rows = node.inputs[0] if node is not None and node.op_type == "Reshape" else None
+    if rows is None or rows.shape is None or len(rows.shape) != 3:
+        return None
+    return rows if rows.shape[0] == 1 and rows.shape[2] == width else None
 
 
 def _attributes(rotated: ir.Value) -> dict[str, int]:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from optimc_passes.fuse.constants import constant_ints, constant_scalar, make_constant, static_dim
+from optimc_passes.fuse.rule import typed
 from optimc_passes.graph.weight_tensor import WeightTensor
 
 
@@ -42,10 +43,10 @@ class ComputedTable:
 
     def build(self, op: Any) -> Any:
         """Emit the half table [1, T, F]."""
-        table = getattr(op, self.function)(self.angles)
+        table = typed(getattr(op, self.function)(self.angles), self.angles.shape)
         if self.factor == 1.0:
             return table
-        return op.Mul(table, make_constant(op, np.array(self.factor, np.float32)))
+        return typed(op.Mul(table, make_constant(op, np.array(self.factor, np.float32))), table.shape)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class StoredTable:
 
     def build(self, op: Any) -> Any:
         """Emit the lookup in the half table."""
-        return op.Gather(make_constant(op, np.ascontiguousarray(self.table)), self.positions, axis=0)
+        rows = op.Gather(make_constant(op, np.ascontiguousarray(self.table)), self.positions, axis=0)
+        return typed(rows, None if self.positions.shape is None else [*self.positions.shape, self.num_angles])
 
 
 Table = ComputedTable | StoredTable

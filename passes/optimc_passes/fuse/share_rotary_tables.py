@@ -60,9 +60,13 @@ def _first_equal(root: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
     tables: list[ir.Value | None] = []
     for index in (1, 2):
         wanted = root.inputs[index]
-        equal = (node.inputs[index] for node in rotations if _content(node.inputs[index]) == _content(wanted))
+        equal = (node.inputs[index] for node in rotations if _equal(node.inputs[index], wanted))
         tables.append(next(equal, wanted))
     return tables[0], tables[1]
+
+
+def _equal(table: ir.Value | None, wanted: ir.Value | None) -> bool:
+    return table is wanted or _content(table) == _content(wanted)
 
 
 def _content(value: ir.Value | None) -> Hashable:
