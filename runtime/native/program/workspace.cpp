@@ -42,7 +42,7 @@ QuantizedRows QuantizedBuffer::at(std::byte* base, std::int64_t capacity, int te
 
 Workspace::Workspace(std::vector<FloatBuffer> floats, std::vector<QuantizedBuffer> quantized, std::int64_t capacity,
                      std::int64_t arena_bytes, int threads, std::int64_t scratch_bytes)
-    : floats_(std::move(floats)), quantized_(std::move(quantized)), capacity_(capacity) {
+    : floats_(std::move(floats)), quantized_(std::move(quantized)), capacity_(capacity), threads_(threads) {
     for (QuantizedBuffer& buffer : quantized_) {
         if (!buffer.replicable) continue;
         buffer.replica_offset = replica_bytes_;

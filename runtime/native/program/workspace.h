@@ -75,6 +75,7 @@ class Workspace {
     ConstRows const_rows(const View& view) const;
     // The copy of a quantized buffer that `thread` uses in a step with `rows` rows; `term` counts from 0.
     QuantizedRows quantized_rows(int index, std::int64_t rows, int thread, int term = 0) const;
+    int threads() const { return threads_; }
     bool is_replicated(int index, std::int64_t rows) const {
         return quantized(index).replicable && rows <= kReplicatedRows;
     }
@@ -89,6 +90,7 @@ class Workspace {
     std::vector<FloatBuffer> floats_;
     std::vector<QuantizedBuffer> quantized_;
     std::int64_t capacity_;
+    int threads_;
     std::int64_t replica_bytes_ = 0;
     std::int64_t private_bytes_ = 0;
     std::shared_ptr<std::byte[]> arena_;

@@ -6,24 +6,27 @@ namespace optimc {
 
 namespace {
 
-// A thread's rows and panels.
+// From this many rows on a part is large enough to be cut into pieces, and threads that are done help the others: a
+// virtual core may be half as fast as its neighbour for a while.
+constexpr std::int64_t kFewestRowsToShare = 32;
+constexpr std::int64_t kPieces = 8;
+
+// A thread's rows, and its panels in units that stay together.
 struct Part {
     Range rows;
-    Range panels;
+    Range units;
 };
 
 // Many rows are split first: a thread then finds the rows it wrote itself in its own cache, and reading the panels'
 // weights once more costs little beside so many products. Few rows are not, so that every weight is read once.
-Part my_part(std::int64_t rows, std::int64_t units, std::int64_t panels_per_unit, int thread, int threads) {
+Part part_of(int thread, int threads, std::int64_t rows, std::int64_t units) {
     constexpr std::int64_t kFewestRows = 96;
     int row_parts = 1;
     for (int parts = 2; parts <= threads && rows / parts >= kFewestRows; ++parts) {
         if (threads % parts == 0) row_parts = parts;
     }
     const int unit_parts = threads / row_parts;
-    const Range unit_range = share(units, thread % unit_parts, unit_parts);
-    return {share(rows, thread / unit_parts, row_parts),
-            {unit_range.begin * panels_per_unit, unit_range.end * panels_per_unit}};
+    return {share(rows, thread / unit_parts, row_parts), share(units, thread % unit_parts, unit_parts)};
 }
 
 // The products with each term of a quantized buffer, added up. Few panels at a time, so that the second term finds them
@@ -49,13 +52,37 @@ void run_terms(const Context& context, const IntWeight& weight, int quantized, s
 
 }  // namespace
 
+void LinearOp::prepare(const Step&, Workspace& workspace) {
+    if (begun_ == nullptr) begun_ = std::make_unique<Begun[]>(static_cast<std::size_t>(workspace.threads()));
+    for (int i = 0; i < workspace.threads(); ++i) begun_[static_cast<std::size_t>(i)].pieces = 0;
+}
+
 void LinearOp::run(const Context& context, int thread) {
-    const Workspace& workspace = context.workspace;
-    const std::int64_t rows = context.step.rows(workspace.buffer(out_).rows);
+    const int threads = context.team.size();
+    const std::int64_t rows = context.step.rows(context.workspace.buffer(out_).rows);
     const std::int64_t panels = std::visit([](const auto& weight) { return weight.panels(); }, weight_);
     const std::int64_t panels_per_unit = gate_ == Gate::none ? 1 : 2;
-    const Part part = my_part(rows, panels / panels_per_unit, panels_per_unit, thread, context.team.size());
-    if (part.rows.begin == part.rows.end || part.panels.begin == part.panels.end) return;
+    const auto run_units = [&](Range part_rows, Range units) {
+        run_part(context, thread, part_rows, {units.begin * panels_per_unit, units.end * panels_per_unit});
+    };
+    const Part own = part_of(thread, threads, rows, panels / panels_per_unit);
+    if (threads == 1 || rows < kFewestRowsToShare) return run_units(own.rows, own.units);
+    for (int i = 0; i < threads; ++i) {
+        const int owner = (thread + i) % threads;
+        const Part part = part_of(owner, threads, rows, panels / panels_per_unit);
+        const std::int64_t units = part.units.end - part.units.begin;
+        const std::int64_t pieces = std::min(kPieces, units);
+        auto& begun = begun_[static_cast<std::size_t>(owner)].pieces;
+        for (std::int64_t piece; (piece = begun.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+            run_units(part.rows, {part.units.begin + units * piece / pieces,
+                                  part.units.begin + units * (piece + 1) / pieces});
+        }
+    }
+}
+
+void LinearOp::run_part(const Context& context, int thread, Range rows, Range panels) const {
+    if (rows.begin == rows.end || panels.begin == panels.end) return;
+    const Workspace& workspace = context.workspace;
     const Epilogue epilogue = {
         .out = workspace.rows(out_),
         .outputs = out_.width,
@@ -65,15 +92,15 @@ void LinearOp::run(const Context& context, int thread) {
     };
     if (const auto* codes = std::get_if<IntWeight>(&weight_)) {
         if (const int* quantized = std::get_if<int>(&x_)) {
-            run_terms(context, *codes, *quantized, rows, part.rows, part.panels, epilogue, thread);
+            const std::int64_t all_rows = context.step.rows(workspace.buffer(out_).rows);
+            run_terms(context, *codes, *quantized, all_rows, rows, panels, epilogue, thread);
         } else {
-            context.kernels.linear_int_exact(*codes, workspace.const_rows(std::get<View>(x_)), epilogue,
-                                             part.rows.begin, part.rows.end, part.panels.begin, part.panels.end,
-                                             workspace.scratch(thread));
+            context.kernels.linear_int_exact(*codes, workspace.const_rows(std::get<View>(x_)), epilogue, rows.begin,
+                                             rows.end, panels.begin, panels.end, workspace.scratch(thread));
         }
     } else {
         context.kernels.linear_float(std::get<FloatWeight>(weight_), workspace.const_rows(std::get<View>(x_)), epilogue,
-                                     part.rows.begin, part.rows.end, part.panels.begin, part.panels.end);
+                                     rows.begin, rows.end, panels.begin, panels.end);
     }
 }
 
