@@ -213,3 +213,36 @@ def test_the_command_dumps_the_program_too(cli, make_recipe, cache_dir, tmp_path
     cli("build", recipe, "-o", tmp_path / "r.plan", "--cache-dir", cache_dir, "--dump-graph", folder)
     assert (folder / "program.txt").read_text() == cli("inspect", tmp_path / "r.plan", "--program").stdout
     assert f"{len(FUSIONS) + 2:02d}-{FUSIONS[-1]}.onnx" in {path.name for path in folder.iterdir()}
+
+
+OWN_PASS = '''
+from optimc_passes.base import Pass, PassResult
+from optimc_passes.fuse.rule import NoOptions
+
+
+class Rename(Pass[NoOptions]):
+    """Gives the first node another name."""
+
+    name, version, stage, config_type = "rename_first", 1, "graph", NoOptions
+
+    def run(self, artifact, context):
+        artifact.graph.graph[0].name = "first"
+        return PassResult(artifact, {"renamed": 1})
+'''
+
+
+def test_a_pass_of_ones_own_is_built_in_and_editing_it_builds_again(make_recipe, cache_dir, tmp_path):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    recipe = make_recipe(folder / "r.yaml", passes=["fuse", "own:Rename"])
+    options = BuildOptions(output=tmp_path / "r.plan", cache_dir=cache_dir)
+    own = folder / "own.py"
+    own.write_text(OWN_PASS)
+    first = build_recipe(recipe, options)
+    report = first.manifest.passes[-1]
+    assert (report.name, report.metrics["renamed"], report.fusion.relative_error) == ("rename_first", 1, 0)
+    assert build_recipe(recipe, options).up_to_date
+    own.write_text(OWN_PASS.replace('"first"', '"other"'))
+    again = build_recipe(recipe, options)
+    assert not again.up_to_date
+    assert [entry.cached for entry in again.manifest.passes] == [True] * len(FUSIONS) + [False]
