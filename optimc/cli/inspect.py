@@ -94,9 +94,7 @@ def _print_difference(left_path: Path, right_path: Path, verify: bool, as_json: 
 
 
 def _print_fusions(plan: Plan, rule: str | None, as_json: bool) -> None:
-    from rich.console import Console
-
-    from optimc.cli.fusion_table import explain, fusion_table, fusions_json, summarize
+    from optimc.cli.fusion_listing import explain, fusion_lines, fusions_json, summarize
 
     if as_json:
         facts = fusions_json(plan)
@@ -109,9 +107,7 @@ def _print_fusions(plan: Plan, rule: str | None, as_json: bool) -> None:
         for line in explain(plan, rule):
             typer.echo(line)
         return
-    console = Console()
-    console.print(fusion_table(plan))
-    for line in summarize(plan):
+    for line in (*fusion_lines(plan), "", *summarize(plan)):
         typer.echo(line)
 
 

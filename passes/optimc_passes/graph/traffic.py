@@ -10,6 +10,7 @@ from math import prod
 
 import onnx_ir as ir
 
+from optimc_passes.dialect import DOMAIN, ROTARY_QKV
 from optimc_passes.dialect.rules import INPUTS
 from optimc_passes.graph.shapes import inferred
 
@@ -23,13 +24,19 @@ def activation_bytes_per_token(model: ir.Model) -> int:
     Of attention, its operands and result; what it reads from the cache depends on the context and is not counted.
     """
     sizes = _Sizes(model)
-    return sum(
-        sizes.bytes_of(value)
-        for node in model.graph
-        if node.domain or node.op_type not in _VIEWS
-        for value in (*dict.fromkeys(node.inputs), *node.outputs)
-        if value is not None
-    )
+    return sum(sizes.bytes_of(value) for node in model.graph for value in _moved(node))
+
+
+def _moved(node: ir.Node) -> list[ir.Value]:
+    """Return what the node reads and writes, a value once for each."""
+    if not node.domain and node.op_type in _VIEWS:
+        return []
+    read, written = list(dict.fromkeys(value for value in node.inputs if value is not None)), list(node.outputs)
+    if node.domain == DOMAIN and node.op_type == ROTARY_QKV:
+        # Values are columns of the product, as after a Split; so are query and key where nothing happens to them.
+        written = written[:2] if len(read) > 1 else []
+        read = [*written, *read[1:]]
+    return [*read, *written]
 
 
 class _Sizes:

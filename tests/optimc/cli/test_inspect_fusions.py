@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from optimc.cli.app import app
-from optimc.cli.fusion_table import explain
+from optimc.cli.fusion_listing import explain
 from optimc.errors import PlanError, UnknownNameError
 from optimc.plan import Plan
 
@@ -25,30 +25,40 @@ def shown(plan):
     return run
 
 
-def row_of(text, rule):
-    (row,) = (line for line in text.splitlines() if line.strip("│ ").startswith(f"{rule} "))
-    return [cell.strip() for cell in row.strip("│").split("│")]
+def entry_of(text, rule):
+    """The figures of a rule, and the lines below."""
+    lines = text.splitlines()
+    (start,) = (index for index, line in enumerate(lines) if line.startswith(f"{rule} "))
+    words = []
+    for line in lines[start + 1 :]:
+        if not line.startswith("    "):
+            break
+        words.append(line.strip())
+    return lines[start].split(), words
 
 
-def test_a_row_says_matched_declined_operators_bytes_error_and_nearest_miss(shown):
+def test_a_rule_says_matched_declined_bytes_and_error_and_in_words_operators_and_reasons(shown):
     text = shown("--fusions")
-    assert row_of(text, "merge_qkv") == [
-        "merge_qkv",
-        "graph",
-        "2 (+1 done before)",
-        "3, first layer 2: bits differ: 4 and 8",
-        "MatMul 7 → 3",
-        "1.0 KiB",
-        "1.5e-07",
-        "MatMul layers.2/MatMul: bits differ: 4 and 8",
-    ]
-    assert "Split 0 → 2" in text
-    assert row_of(text, "swiglu")[-1] == ""
+    assert text.splitlines()[0].split() == ["rule", "at", "matched", "declined", "saved", "a", "token", "error"]
+    assert entry_of(text, "merge_qkv") == (
+        ["merge_qkv", "graph", "2", "3", "1.0", "KiB", "1.5e-07"],
+        ["MatMul 7 → 3, Split 0 → 2", "done before at 1", "declined at 3, first at layer 2: bits differ: 4 and 8"],
+    )
+
+
+def test_a_rule_that_never_fired_says_what_came_closest(plan, shown):
+    alone = MERGE.model_copy(update={"matched": 0, "declined": ()})
+    text = shown("--fusions", path=plan("none.plan", passes=(report("merge_qkv", alone),)))
+    assert entry_of(text, "merge_qkv")[1][-1] == "nearest miss: MatMul layers.2/MatMul: bits differ: 4 and 8"
+
+
+def test_lines_fit_a_terminal(shown):
+    assert max(len(line) for line in shown("--fusions").splitlines() if "→" not in line) <= 80
 
 
 def test_the_rewrites_of_the_frontend_come_first(shown):
     text = shown("--fusions")
-    assert row_of(text, "rotary")[1:3] == ["export", "60"]
+    assert entry_of(text, "rotary")[0][1:3] == ["export", "60"]
     assert text.index("partial_rotary") < text.index("merge_qkv") < text.index("swiglu")
     assert "rtn" not in text, "a weight pass rewrites no graph"
 

@@ -81,6 +81,23 @@ def test_a_view_moves_nothing() -> None:
     assert added(build) == 0
 
 
+@pytest.mark.parametrize(("rotated", "moved"), [(True, 2 * (4 + 2)), (False, 0)], ids=["rotated", "split only"])
+def test_of_query_key_and_value_only_what_is_rotated_moves(rotated: bool, moved: int) -> None:
+    """The row of 8 holds a query of 4, a key of 2 and a value of 2; tables do not depend on the token here."""
+
+    def build(graph: Graph, x: ir.Value) -> ir.Value:
+        tables = [graph.weight(1, 1), graph.weight(1, 1)] if rotated else []
+        sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 2, "rotary_dim": 2 * rotated, "interleaved": 0}
+        outputs = graph.tape.op_multi_out(
+            "RotaryQkv", [x, *tables], {**sizes, "epsilon": 0.0}, num_outputs=3, domain="optimc"
+        )
+        for value, width in zip(outputs, (4, 2, 2), strict=True):
+            value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(["T", width])
+        return outputs[0]
+
+    assert added(build) == moved
+
+
 def test_an_operand_read_twice_is_read_once() -> None:
     assert added(lambda graph, x: graph.op("Mul", x, x, shape=["T", 8])) == 8 + 8
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from optimc.cli.format import format_bytes
 from optimc.errors import PlanError, UnknownNameError
 from optimc.plan import FusionReport, Manifest, Plan
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -47,37 +44,21 @@ def fusions_json(plan: Plan) -> dict[str, Any]:
     return {"graph": plan.manifest.graph.model_dump(mode="json", exclude={"frontend"}), "rules": rules}
 
 
-def fusion_table(plan: Plan) -> Table:
-    """Return a table with a row per rewrite."""
-    from rich.table import Table
-    from rich.text import Text
+def fusion_lines(plan: Plan) -> Iterator[str]:
+    """Yield a line per rewrite under a heading, and below it what there is to say of it in words.
 
-    table = Table()
-    for heading in (
-        "rule",
-        "stage",
-        "matched",
-        "declined, with reasons",
-        "operators",
-        "saved a token",
-        "error",
-        "nearest miss",
-    ):
-        table.add_column(heading, overflow="fold")
-    for rewrite in rewrites_of(plan):
+    Raises PlanError for a plan that has no such record.
+    """
+    rewrites = rewrites_of(plan)
+    width = max(len("rule"), *(len(rewrite.rule) for rewrite in rewrites))
+    yield f"{'rule':{width}}  at      matched  declined  saved a token    error"
+    for rewrite in rewrites:
         report = rewrite.report
-        cells = (
-            rewrite.rule,
-            rewrite.stage,
-            str(report.matched) + (f" (+{report.already} done before)" if report.already else ""),
-            "\n".join(f"{entry.sites}, first {entry.first}: {entry.reason}" for entry in report.declined),
-            "\n".join(_changed_operators(report)),
-            _saved(report),
-            "" if report.relative_error is None else f"{report.relative_error:.1e}",
-            f"{report.nearest.op} {report.nearest.node}: {report.nearest.reason}" if report.nearest else "",
-        )
-        table.add_row(*map(Text, cells))
-    return table
+        declined = sum(entry.sites for entry in report.declined)
+        error = "" if report.relative_error is None else f"{report.relative_error:.1e}"
+        figures = f"{report.matched:7}  {declined:8}  {_saved(report):>13}  {error:>7}"
+        yield f"{rewrite.rule:{width}}  {rewrite.stage:6}  {figures}".rstrip()
+        yield from (f"    {line}" for line in _words(report))
 
 
 def summarize(plan: Plan) -> Iterator[str]:
@@ -126,6 +107,19 @@ def explain(plan: Plan, rule: str) -> Iterator[str]:
 
 def _counted(manifest: Manifest) -> list[FusionReport]:
     return [report.fusion for report in manifest.passes if report.fusion is not None and report.fusion.ops_before]
+
+
+def _words(report: FusionReport) -> Iterator[str]:
+    """Yield operators that became more or fewer, reasons, and of a rule that never fired what came closest."""
+    changed = ", ".join(_changed_operators(report))
+    if changed:
+        yield changed
+    if report.already:
+        yield f"done before at {report.already}"
+    for entry in report.declined:
+        yield f"declined at {entry.sites}, first at {entry.first}: {entry.reason}"
+    if report.nearest and not report.matched and not report.declined:
+        yield f"nearest miss: {report.nearest.op} {report.nearest.node}: {report.nearest.reason}"
 
 
 def _changed_operators(report: FusionReport) -> Iterator[str]:
