@@ -27,7 +27,7 @@ from optimc.storage import storing
 from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned
 from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.serialize import from_bytes, to_bytes
-from optimc_passes.graph.weight_tensor import Store
+from optimc_passes.graph.weight_expression import Store
 from optimc_passes.load.safetensors_file import read_header
 from optimc_passes.weights import Dense, Quantized, Weight
 

@@ -12,7 +12,8 @@ from onnxscript.rewriter.pattern import MatchResult
 
 from optimc_passes.fuse.constants import constant_array, constant_scalar
 from optimc_passes.fuse.rule import ACCEPTED, FusionPass, NoOptions, Rule, declined
-from optimc_passes.graph.weight_tensor import Expression, Scaled, Shifted, WeightTensor
+from optimc_passes.graph.weight_expression import Expression, Scaled, Shifted
+from optimc_passes.graph.weight_tensor import WeightTensor
 
 NO_WEIGHT = "it is no weight with a number"
 NOT_CONSTANT = "its operands are not all small constants"

@@ -18,7 +18,8 @@ from onnxscript.rewriter.pattern import MatchResult
 
 from optimc_passes.fuse.constants import make_ints
 from optimc_passes.fuse.rule import ACCEPTED, declined, typed
-from optimc_passes.graph.weight_tensor import Concat, WeightTensor
+from optimc_passes.graph.weight_expression import Concat
+from optimc_passes.graph.weight_tensor import WeightTensor
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from optimc_passes.fuse.projection import Projection, as_projection
 from optimc_passes.fuse.rebuild import emit_again
 from optimc_passes.fuse.row_wise import is_elementwise
 from optimc_passes.graph.attach import is_matrix_transpose
-from optimc_passes.graph.weight_tensor import (
+from optimc_passes.graph.weight_expression import (
     Concat,
     Expression,
     Param,
@@ -25,9 +25,9 @@ from optimc_passes.graph.weight_tensor import (
     Shifted,
     Store,
     Transposed,
-    WeightTensor,
     keeps_dtype,
 )
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.weights import Dense
 
 

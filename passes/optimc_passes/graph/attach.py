@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from optimc.errors import CheckpointError
 from optimc_passes.dialect.rules import INPUTS
-from optimc_passes.graph.weight_tensor import (
+from optimc_passes.graph.weight_expression import (
     Codes,
     Expression,
     Param,
@@ -29,9 +29,9 @@ from optimc_passes.graph.weight_tensor import (
     Scales,
     Store,
     Transposed,
-    WeightTensor,
     Zeros,
 )
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.weights import Dense, Quantized
 
 ACTIVATION_INPUTS = frozenset(name for name, _, _ in INPUTS)

@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from optimc_passes.graph.weight_tensor import Store, WeightTensor, from_json, to_json
+from optimc_passes.graph.weight_expression import Store, from_json, to_json
+from optimc_passes.graph.weight_tensor import WeightTensor
 
 WEIGHTS_KEY = "optimc.weights"
 """Metadata entry: JSON object, initializer name to expression, null where the data stands in the file; in order."""

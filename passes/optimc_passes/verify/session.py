@@ -17,7 +17,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from optimc.wording import one_line
 from optimc_passes.dialect.decompose import decompose_causal
-from optimc_passes.graph.weight_tensor import Expression, Store, WeightTensor
+from optimc_passes.graph.weight_expression import Expression, Store
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.verify.probe import Probe
 
 POOL_BYTES = 2 << 30

@@ -4,7 +4,7 @@ import pytest
 
 from optimc_passes.fuse.fold_constants import FoldConstants
 from optimc_passes.fuse.rule import NoOptions
-from optimc_passes.graph.weight_tensor import Param, Scaled, Shifted
+from optimc_passes.graph.weight_expression import Param, Scaled, Shifted
 
 FOLD = FoldConstants(NoOptions())
 

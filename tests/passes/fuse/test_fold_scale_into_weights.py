@@ -5,7 +5,7 @@ import pytest
 
 from optimc_passes.fuse.fold_scale_into_weights import FoldScaleIntoWeights
 from optimc_passes.fuse.rule import NoOptions
-from optimc_passes.graph.weight_tensor import Param, Scaled, Scales, Transposed
+from optimc_passes.graph.weight_expression import Param, Scaled, Scales, Transposed
 from optimc_passes.weights import Dense
 
 FOLD = FoldScaleIntoWeights(NoOptions())

@@ -4,7 +4,8 @@ import pytest
 
 from optimc.errors import CheckpointError
 from optimc_passes.graph.attach import attach_weights
-from optimc_passes.graph.weight_tensor import Param, Transposed, WeightTensor
+from optimc_passes.graph.weight_expression import Param, Transposed
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.verify.evaluate import Probe, evaluate
 from optimc_passes.weights import Dense, WeightStore
 

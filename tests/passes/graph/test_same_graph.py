@@ -4,7 +4,8 @@ import pytest
 
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.same_graph import same_graph
-from optimc_passes.graph.weight_tensor import Param, WeightTensor
+from optimc_passes.graph.weight_expression import Param
+from optimc_passes.graph.weight_tensor import WeightTensor
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from optimc_passes.graph.weight_tensor import (
+from optimc_passes.graph.weight_expression import (
     Codes,
     Concat,
     Param,
@@ -16,13 +16,13 @@ from optimc_passes.graph.weight_tensor import (
     Scales,
     Shifted,
     Transposed,
-    WeightTensor,
     Zeros,
     code_dtype,
     from_json,
     keeps_dtype,
     to_json,
 )
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.weights import Dense, Quantized, WeightStore
 
 CODES = np.array([[0, 5, 15, 8, 1], [7, 8, 9, 2, 3], [15, 0, 4, 4, 4]], np.uint8)

@@ -6,7 +6,8 @@ import onnx_ir as ir
 import pytest
 
 from optimc_passes.graph.attach import attach_weights
-from optimc_passes.graph.weight_tensor import Param, WeightTensor
+from optimc_passes.graph.weight_expression import Param
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.verify.evaluate import evaluate
 from optimc_passes.verify.probe import Probe
 from optimc_passes.verify.session import WeightPool, run_probe

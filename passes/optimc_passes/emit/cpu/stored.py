@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from optimc.plan.cpu_program import FloatDtype
-from optimc_passes.graph.weight_tensor import (
+from optimc_passes.graph.weight_expression import (
     Codes,
     Concat,
     Expression,
@@ -25,10 +25,10 @@ from optimc_passes.graph.weight_tensor import (
     Shifted,
     Store,
     Transposed,
-    WeightTensor,
     Zeros,
     keeps_dtype,
 )
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.weights import Dense, Quantized
 
 STORED_AS: dict[np.dtype, FloatDtype] = {

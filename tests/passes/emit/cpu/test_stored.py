@@ -5,17 +5,8 @@ import numpy as np
 import pytest
 
 from optimc_passes.emit.cpu.stored import read_codes, read_stored, stored_dtype
-from optimc_passes.graph.weight_tensor import (
-    Codes,
-    Concat,
-    Param,
-    Scaled,
-    Scales,
-    Shifted,
-    Transposed,
-    WeightTensor,
-    Zeros,
-)
+from optimc_passes.graph.weight_expression import Codes, Concat, Param, Scaled, Scales, Shifted, Transposed, Zeros
+from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.weights import Dense, Quantized
 
 
