@@ -80,7 +80,7 @@ def inspect(
 
 
 def _print_difference(left_path: Path, right_path: Path, verify: bool, as_json: bool) -> None:
-    from optimc.cli.plan_difference import list_difference
+    from optimc.cli.difference_listing import list_difference
     from optimc.plan import Plan
     from optimc.plan.plan_difference import plan_difference
 

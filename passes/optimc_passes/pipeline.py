@@ -21,10 +21,10 @@ from optimc.progress import Progress
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.base import Pass, PassContext, PassOutcome
 from optimc_passes.cache import ArtifactCache
-from optimc_passes.graph.account import GraphFigures, account
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.dump import GraphDump
 from optimc_passes.graph.exported import Exported
+from optimc_passes.graph.figures import GraphFigures, with_figures
 from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.verify import GraphVerifier, VerifyLevel
 from optimc_passes.verify.finite_weights import check_finite_weights
@@ -224,7 +224,7 @@ class _Run:
         assert before is not None
         assert after is not None
         error = self._verifier.check(pass_.name, self.done, before, after)
-        fusion = account(outcome.report.fusion, GraphFigures.of(before), GraphFigures.of(after), error)
+        fusion = with_figures(outcome.report.fusion, GraphFigures.of(before), GraphFigures.of(after), error)
         metrics = outcome.report.metrics
         if error is not None:
             metrics = {**metrics, "verify_relative_error": error}

@@ -17,7 +17,8 @@ from optimc_passes.graph.serialize import to_bytes
 from optimc_passes.pipeline import GraphSource, PipelineOptions, check_order, run_pipeline
 from optimc_passes.quantize.rtn import Rtn
 from optimc_passes.registry import make_pass
-from optimc_passes.verify.evaluate import Probe, evaluate
+from optimc_passes.verify.evaluate import evaluate
+from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import Quantized
 
 

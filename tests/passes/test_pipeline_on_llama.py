@@ -11,7 +11,8 @@ from optimc_passes.graph.exported import Exported
 from optimc_passes.load import load_checkpoint
 from optimc_passes.pipeline import GraphSource, run_pipeline
 from optimc_passes.registry import make_pass
-from optimc_passes.verify.evaluate import Probe, evaluate
+from optimc_passes.verify.evaluate import evaluate
+from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import Quantized
 
 PROBE = Probe.of_vocabulary(96, 40)

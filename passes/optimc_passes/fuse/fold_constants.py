@@ -66,7 +66,7 @@ class WeightPlusNumber(WeightWithNumber):
         return Shifted(weight, number)
 
 
-class WeightMinusNumber(WeightPlusNumber):
+class WeightMinusNumber(WeightWithNumber):
     """weight - number."""
 
     def pattern(self, op: Any, weight: Any, number: Any) -> Any:
@@ -90,7 +90,7 @@ class WeightTimesNumber(WeightWithNumber):
         return Scaled(weight, number)
 
 
-class WeightOverNumber(WeightTimesNumber):
+class WeightOverNumber(WeightWithNumber):
     """weight / number."""
 
     def pattern(self, op: Any, weight: Any, number: Any) -> Any:

@@ -73,11 +73,6 @@ class Recorder(MatchingTracer):
             )
             self._nearest = score, node, near
 
-    @property
-    def num_matched(self) -> int:
-        """Sites at which the rule fired."""
-        return len(self._matched)
-
     def report(self) -> FusionReport:
         """Return the counts, the reasons and the nearest miss."""
         already, declined = self._by_reason()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from optimc_passes.fuse.surroundings import describe_node, describe_shape
+from optimc_passes.graph.node_text import describe_node, describe_shape
 from optimc_passes.graph.weight_tensor import WeightTensor
 
 _SMALL = 8

@@ -28,9 +28,10 @@ def annotate(model: ir.Model, shapes: Mapping[str, ir.Shape]) -> None:
                 value.shape = known.copy()
             elif len(value.shape) == len(known):
                 value.shape = ir.Shape(
-                    [there if _is_unknown(dim) else dim for dim, there in zip(value.shape, known, strict=True)]
+                    [there if is_unknown(dim) else dim for dim, there in zip(value.shape, known, strict=True)]
                 )
 
 
-def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
+def is_unknown(dim: int | ir.SymbolicDim) -> bool:
+    """Whether a dimension is neither a number nor a symbol."""
     return isinstance(dim, ir.SymbolicDim) and dim.value is None

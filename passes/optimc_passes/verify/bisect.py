@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from optimc_passes.graph.shapes import is_unknown
 from optimc_passes.verify.numeric import relative_error
 
 Run = Callable[[ir.Model, Sequence[str]], dict[str, NDArray[Any]]]
@@ -135,13 +136,9 @@ def _may_equal(left: ir.Value, right: ir.Value) -> bool:
     if left.shape is None or right.shape is None:
         return True
     shapes = [[dim for dim in shape if dim != 1] for shape in (left.shape, right.shape)]
-    if any(_is_unknown(dim) for shape in shapes for dim in shape):
+    if any(is_unknown(dim) for shape in shapes for dim in shape):
         return True
     return shapes[0] == shapes[1]
-
-
-def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 
 def _divergence(graph: ir.Graph, node: ir.Node, value: ir.Value, error: float, shared: frozenset[str]) -> Divergence:

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from optimc_passes.verify.probe import Probe
 from optimc_passes.verify.session import WeightPool, run_probe
 
-__all__ = ["Probe", "evaluate"]
-
 
 def evaluate(model: ir.Model, probe: Probe, pool: WeightPool | None = None) -> NDArray[np.float32]:
     """Return the logits of the probe's rows, [R, V].

@@ -18,7 +18,7 @@ from optimc_passes.verify.evaluate import evaluate
 from optimc_passes.verify.numeric import TOLERANCE, relative_error
 from optimc_passes.verify.probe import Probe
 from optimc_passes.verify.session import WeightPool, run_probe
-from optimc_passes.verify.shapes import shape_faults
+from optimc_passes.verify.shape_faults import shape_faults
 
 VerifyLevel = Literal["off", "shapes", "numeric"]
 """`shapes` checks rules and shapes; `numeric` also compares logits on probe tokens."""

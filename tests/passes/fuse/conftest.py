@@ -7,7 +7,8 @@ import pytest
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import Pass, PassOutcome
 from optimc_passes.graph.attach import attach_weights
-from optimc_passes.verify.evaluate import Probe, evaluate
+from optimc_passes.verify.evaluate import evaluate
+from optimc_passes.verify.probe import Probe
 
 PROBE = Probe.of_vocabulary(48, 13)
 

@@ -6,7 +6,8 @@ from optimc.errors import CheckpointError
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.weight_expression import Param, Transposed
 from optimc_passes.graph.weight_tensor import WeightTensor
-from optimc_passes.verify.evaluate import Probe, evaluate
+from optimc_passes.verify.evaluate import evaluate
+from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import Dense, WeightStore
 
 PROBE = Probe.of_vocabulary(48, 11)

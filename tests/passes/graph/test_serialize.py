@@ -4,7 +4,8 @@ import pytest
 
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.serialize import from_bytes, to_bytes
-from optimc_passes.verify.evaluate import Probe, evaluate
+from optimc_passes.verify.evaluate import evaluate
+from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import Dense
 
 Q0 = "model.layers.0.self_attn.q_proj.weight"

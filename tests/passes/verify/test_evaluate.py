@@ -4,7 +4,8 @@ import weakref
 import numpy as np
 
 from optimc_passes.graph.attach import attach_weights
-from optimc_passes.verify.evaluate import Probe, evaluate
+from optimc_passes.verify.evaluate import evaluate
+from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import Dense
 
 

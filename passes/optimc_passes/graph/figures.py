@@ -28,7 +28,7 @@ class GraphFigures:
         )
 
 
-def account(
+def with_figures(
     report: FusionReport | None, before: GraphFigures, after: GraphFigures, error: float | None
 ) -> FusionReport:
     """Return what the pass says of itself, or an empty report, with the figures put in."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from optimc_passes.graph.node_text import describe_shape
+from optimc_passes.graph.shapes import is_unknown
+
 
 @dataclass(frozen=True)
 class ShapeFault:
@@ -29,19 +32,11 @@ def shape_faults(model: ir.Model, inferred: Mapping[str, ir.Shape]) -> Iterator[
             if value.shape is None or computed is None or _agree(value.shape, computed):
                 continue
             where = f"node {index} {node.op_type}" + (f" '{node.name}'" if node.name else "")
-            sentence = f"{where}: '{value.name}' declares {_show(value.shape)}, computes {_show(computed)}"
-            yield ShapeFault(node.name or str(value.name), sentence)
+            shapes = f"declares {describe_shape(value.shape)}, computes {describe_shape(computed)}"
+            yield ShapeFault(node.name or str(value.name), f"{where}: '{value.name}' {shapes}")
 
 
 def _agree(declared: ir.Shape, computed: ir.Shape) -> bool:
     return len(declared) == len(computed) and all(
-        _is_unknown(left) or _is_unknown(right) or left == right for left, right in zip(declared, computed, strict=True)
+        is_unknown(left) or is_unknown(right) or left == right for left, right in zip(declared, computed, strict=True)
     )
-
-
-def _is_unknown(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value is None
-
-
-def _show(shape: ir.Shape) -> str:
-    return "[" + ",".join("?" if _is_unknown(dim) else str(dim) for dim in shape) + "]"

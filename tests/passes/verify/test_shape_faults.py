@@ -3,7 +3,7 @@ import pytest
 
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.shapes import inferred
-from optimc_passes.verify.shapes import shape_faults
+from optimc_passes.verify.shape_faults import shape_faults
 
 
 @pytest.fixture
