@@ -7,7 +7,8 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript.rewriter.pattern import MatchResult
 
-from optimc_passes.fuse.projection import Feeding, check_merge, merge
+from optimc_passes.fuse.feeding import Feeding
+from optimc_passes.fuse.merge_projections import check_merge, merge
 from optimc_passes.fuse.rebuild import rebuild
 from optimc_passes.fuse.row_wise import is_elementwise
 from optimc_passes.fuse.rule import FusionPass, NoOptions, Rule, declined

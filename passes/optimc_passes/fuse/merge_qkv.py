@@ -8,7 +8,8 @@ import onnx_ir as ir
 from onnxscript.rewriter.pattern import MatchResult
 
 from optimc_passes.dialect.paged_attention import DOMAIN, OP_TYPE
-from optimc_passes.fuse.projection import Feeding, check_merge, merge
+from optimc_passes.fuse.feeding import Feeding
+from optimc_passes.fuse.merge_projections import check_merge, merge
 from optimc_passes.fuse.rebuild import emit_again, rebuild
 from optimc_passes.fuse.rule import FusionPass, NoOptions, Rule, declined
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from optimc_passes.fuse.projection import Projection, as_projection
+from optimc_passes.fuse.projection import Projection, as_projection, weight_of
 from optimc_passes.fuse.rebuild import emit_again
 from optimc_passes.fuse.row_wise import is_elementwise
 from optimc_passes.graph.attach import is_matrix_transpose
@@ -164,8 +164,7 @@ def locate(y: ir.Value, factor: float) -> Target:
 
 def scaled_initializer(op: Any, value: ir.Value, factor: float) -> ir.Value:
     """Emit an initializer with the factor in its expression."""
-    tensor = value.const_value
-    assert isinstance(tensor, WeightTensor), value
+    tensor = weight_of(value)
     expression = tensor.expression
     if isinstance(expression, Scaled):
         factor *= expression.factor
@@ -211,8 +210,7 @@ def _scaled_weight(op: Any, projection: Projection, factor: float) -> ir.Value:
 
 def _check_width(value: ir.Value, factor: float, node: ir.Node) -> None:
     """Raise UnfoldableError if the scaled weight would need a wider type than the stored one."""
-    tensor = value.const_value
-    assert isinstance(tensor, WeightTensor)
+    tensor = weight_of(value)
     for dtype in _stored(tensor.expression, tensor.store):
         if not keeps_dtype(dtype, factor):
             size = tensor.size * dtype.itemsize
