@@ -14,7 +14,7 @@ from onnxscript.rewriter.pattern import MatchResult
 
 from optimc_passes.fuse.constants import constant_scalar
 from optimc_passes.fuse.rule import ACCEPTED, FusionPass, NoOptions, Rule, declined
-from optimc_passes.fuse.scale_targets import NoLayerError, UnfoldableError, locate
+from optimc_passes.fuse.scale_site import NoLayerError, UnfoldableError, locate
 
 NO_FACTOR = "it multiplies a layer by no constant number"
 
