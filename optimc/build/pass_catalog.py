@@ -12,7 +12,7 @@ from optimc_passes.base import Pass
 from optimc_passes.fuse.pipeline import GRAPH_PASSES
 from optimc_passes.fuse_config import FUSE, FuseConfig, fuse_passes
 from optimc_passes.registry import PASSES, checked_config
-from optimc_passes.user_pass import is_user_pass, load_user_pass
+from optimc_passes.user_pass import is_user_pass, load_user_pass, make_user_pass
 
 
 class PassCatalog(Mapping[str, type[BaseModel]]):
@@ -45,7 +45,8 @@ class PassCatalog(Mapping[str, type[BaseModel]]):
         if name == FUSE:
             return fuse_passes(checked_config(FuseConfig, options, where))
         pass_type = self._type(name)
-        return (pass_type(checked_config(pass_type.config_type, options, where)),)
+        config = checked_config(pass_type.config_type, options, where)
+        return (make_user_pass(pass_type, config, where) if is_user_pass(name) else pass_type(config),)
 
     def _type(self, name: str) -> type[Pass[Any]]:
         if is_user_pass(name):

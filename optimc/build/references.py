@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCa
     known = [(index, type_) for index, name in enumerate(names) for type_ in _pass_types(name, catalog)]
     for place, message in check_order([type_ for _, type_ in known]):
         yield ("passes", known[place][0]), message
+    yield from _shared_names(known)
 
 
 def _pass_types(name: object, catalog: PassCatalog) -> tuple[type[Pass[Any]], ...]:
@@ -52,6 +53,16 @@ def _pass_types(name: object, catalog: PassCatalog) -> tuple[type[Pass[Any]], ..
         return catalog.types(name) if isinstance(name, str) else ()
     except (KeyError, ConfigError):
         return ()
+
+
+def _shared_names(known: Sequence[tuple[int, type[Pass[Any]]]]) -> Iterator[Finding]:
+    """Yield users' passes that go by the name of another one: reports and errors could not tell them apart."""
+    first: dict[str, tuple[int, type[Pass[Any]]]] = {}
+    for index, type_ in known:
+        earlier, other = first.setdefault(type_.name, (index, type_))
+        if type_.source_digest != other.source_digest:
+            message = f"{type_.__name__} is named '{type_.name}' as passes[{earlier}] is, {other.__name__}; rename one"
+            yield ("passes", index), message
 
 
 def _refused_options(target: Target, spec: Mapping[str, Any], limits: object) -> Iterator[Finding]:

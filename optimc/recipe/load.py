@@ -13,6 +13,7 @@ from optimc.recipe.fault_message import fault_message
 from optimc.recipe.model import PassConfigs, Recipe
 from optimc.recipe.overrides import apply_overrides
 from optimc.recipe.yaml_lines import LinedYaml, YamlPath, format_path, parse_yaml
+from optimc.wording import raised, source_file
 
 MAX_RECIPE_BYTES = 1 << 20
 
@@ -92,10 +93,15 @@ def _normalise_passes(
             continue
         try:
             checked = config.model_validate(options)
+            normal.append({"name": name, "options": checked.model_dump(mode="json")})
         except ValidationError as error:
             faults += [_fault(detail, where, parsed, config.model_fields) for detail in error.errors()]
-        else:
-            normal.append({"name": name, "options": checked.model_dump(mode="json")})
+        except Exception as error:
+            if ":" not in name:
+                raise
+            # A user's pass brings its own validators and types.
+            message = f"its options cannot be read: {raised(error, source_file(config))}"
+            faults.append(Fault(format_path(where), message, parsed.line_of(where)))
     return normal, faults
 
 

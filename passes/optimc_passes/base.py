@@ -14,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from optimc.errors import OptimcError, PassError
 from optimc.plan import FusionReport, PassReport
 from optimc.progress import Progress, no_progress
+from optimc.wording import raised, source_file
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.memory import PeakMemory
-from optimc_passes.weights import Weight
+from optimc_passes.weights import Weight, WeightStore
 
 Stage = Literal["weights", "graph"]
 Metrics = dict[str, float | int | str]
@@ -80,7 +81,8 @@ class Pass(ABC, Generic[ConfigT]):
     config_type: ClassVar[type[PassConfig]]
     uses_calibration: ClassVar[bool] = False
     source_digest: ClassVar[str | None] = None
-    """SHA-256 of the file a user's pass comes from, so that editing it makes a new result; None for our own."""
+    """SHA-256 over the file a user's pass comes from and its class, so that editing it makes a new result; None for our
+    own."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -113,33 +115,53 @@ class Pass(ABC, Generic[ConfigT]):
         """Check, run, check again, and report.
 
         Raises PassError naming this pass and those before it: conditions that do not hold, and every OptimcError that
-        comes out of `run`. Errors of other kinds are our own bugs and pass through.
+        comes out of the pass. Errors of other kinds are bugs: of a user's pass they become a PassError that says where
+        in its file, our own pass through.
         """
         context = context or PassContext()
-        self._refuse(context, self._stage_problems(artifact) + self.requires(artifact))
-        # The graph is the author's to rewrite, so that `artifact` stays what it was.
-        private = artifact if artifact.graph is None else artifact.evolve(graph=artifact.graph.clone())
-        start = time.perf_counter()
         try:
-            with PeakMemory() as memory:
-                result = self.run(private, context)
+            return self._policed(artifact, context)
         except PassError:
             raise
         except OptimcError as error:
             raise PassError(self.name, context.done, str(error)) from error
+        except (Exception, SystemExit) as error:
+            if self.source_digest is None:
+                raise
+            raise PassError(self.name, context.done, raised(error, source_file(type(self)))) from error
+
+    def _policed(self, artifact: Artifact, context: PassContext) -> PassOutcome:
+        self._refuse(context, [*self._stage_problems(artifact), *_sentences("requires", self.requires(artifact))])
+        private = artifact
+        if artifact.graph is not None:
+            # The graph is the author's to rewrite, so that `artifact` stays what it was.
+            from optimc_passes.graph.freeze_constants import freeze_constants
+
+            freeze_constants(artifact.graph)
+            private = artifact.evolve(graph=artifact.graph.clone())
+        start = time.perf_counter()
+        with PeakMemory() as memory:
+            result = self.run(private, context)
         seconds = time.perf_counter() - start
+        self._refuse(context, self._result_problems(result))
         after = result.artifact.evolve(key=self.result_key(artifact))
-        self._refuse(context, self._shape_problems(artifact, after) + self.ensures(artifact, after))
-        report = PassReport(
-            name=self.name,
-            version=self.version,
-            config=self.describe_config(),
-            seconds=seconds,
-            peak_bytes=memory.peak_bytes,
-            metrics=result.metrics,
-            decisions=result.decisions,
-            fusion=result.fusion,
-        )
+        ensured = _sentences("ensures", self.ensures(artifact, after))
+        self._refuse(context, [*self._shape_problems(artifact, after), *ensured])
+        try:
+            report = PassReport(
+                name=self.name,
+                version=self.version,
+                config=self.describe_config(),
+                seconds=seconds,
+                peak_bytes=memory.peak_bytes,
+                metrics=result.metrics,
+                decisions=result.decisions,
+                fusion=result.fusion,
+            )
+        except ValidationError as error:
+            details = {detail["loc"][:2]: detail["msg"] for detail in error.errors()}
+            wrong = [f"its {'.'.join(map(str, place))} cannot be reported: {why}" for place, why in details.items()]
+            raise PassError(self.name, context.done, "; ".join(wrong)) from error
         return PassOutcome(after, report)
 
     def _stage_problems(self, artifact: Artifact) -> list[str]:
@@ -150,6 +172,22 @@ class Pass(ABC, Generic[ConfigT]):
         if self.uses_calibration and artifact.calibration is None:
             return ["it needs calibration text; add a calibration section to the recipe"]
         return []
+
+    def _result_problems(self, result: Any) -> list[str]:
+        """Return why `result` is none, if it is none; what it holds is looked at later."""
+        if not isinstance(result, PassResult):
+            return [f"run returned {type(result).__name__}, want a PassResult"]
+        if not isinstance(result.artifact, Artifact):
+            return [f"run returned {type(result.artifact).__name__} as the artifact, want an Artifact"]
+        problems = []
+        if self.stage == "weights" and not isinstance(result.artifact.weights, WeightStore):
+            problems.append(f"run returned {type(result.artifact.weights).__name__} as weights, want a WeightStore")
+        if self.stage == "graph":
+            import onnx_ir as ir
+
+            if not isinstance(result.artifact.graph, ir.Model):
+                problems.append(f"run returned {type(result.artifact.graph).__name__} as the graph, want an ir.Model")
+        return problems
 
     def _shape_problems(self, before: Artifact, after: Artifact) -> list[str]:
         """Return changes no pass may make."""
@@ -172,3 +210,10 @@ class Pass(ABC, Generic[ConfigT]):
         if problems:
             listed = "\n".join(f"  {problem}" for problem in problems)
             raise PassError(self.name, context.done, f"{len(problems)} problems\n{listed}")
+
+
+def _sentences(method: str, returned: Any) -> list[str]:
+    """Return what an author's `requires` or `ensures` returned, refusing what is no list of sentences."""
+    if not isinstance(returned, list | tuple) or not all(isinstance(sentence, str) for sentence in returned):
+        return [f"{method} returned {returned!r}, want a list of sentences"]
+    return list(returned)

@@ -26,8 +26,18 @@ def _missing_methods(candidate: type[Pass[Any]]) -> Iterator[str]:
     if inspect.isabstract(candidate) or not hasattr(candidate, "rules"):
         return
     rules = candidate.rules
-    if not isinstance(rules, tuple) or not rules or not all(isinstance(rule, type) for rule in rules):
+    if not isinstance(rules, tuple) or not rules or not all(_is_rule(rule) for rule in rules):
         yield f"rules is {rules!r}, want a tuple of at least one subclass of Rule"
+        return
+    for rule in rules:
+        for method in sorted(getattr(rule, "__abstractmethods__", ())):
+            yield f"rule {rule.__name__} does not fill in {method}"
+
+
+def _is_rule(candidate: object) -> bool:
+    from optimc_passes.fuse.rule import Rule  # which imports what this file describes
+
+    return isinstance(candidate, type) and issubclass(candidate, Rule)
 
 
 def _wrong_attributes(candidate: type[Pass[Any]]) -> Iterator[str]:
@@ -43,6 +53,11 @@ def _wrong_attributes(candidate: type[Pass[Any]]) -> Iterator[str]:
     config_type = getattr(candidate, "config_type", None)
     if not isinstance(config_type, type) or not issubclass(config_type, PassConfig):
         yield f"config_type is {config_type!r}, want a subclass of PassConfig"
+        return
+    for setting, want in (("frozen", True), ("extra", "forbid")):
+        if config_type.model_config.get(setting) != want:
+            has = config_type.model_config.get(setting)
+            yield f"config_type {config_type.__name__} has {setting}={has!r}, want {want!r}"
 
 
 def _undescribed(candidate: type[Pass[Any]]) -> Iterator[str]:

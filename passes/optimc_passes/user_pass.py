@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import json
 import sys
 from collections.abc import Container
 from importlib.util import module_from_spec, spec_from_file_location
@@ -13,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from optimc.errors import ConfigError, Fault
-from optimc.wording import one_line
-from optimc_passes.base import Pass
+from optimc.wording import raised, source_file
+from optimc_passes.base import Pass, PassConfig
 from optimc_passes.pass_contract import contract_faults
 
 
@@ -24,7 +25,7 @@ def is_user_pass(name: str) -> bool:
 
 
 def load_user_pass(spec: str, folder: Path, taken: Container[str] = ()) -> type[Pass[Any]]:
-    """Import `module:Class` and check it; the class returned knows its file's SHA-256 (`source_digest`).
+    """Import `module:Class` and check it; the class returned knows the SHA-256 of file and class (`source_digest`).
 
     `package.module` is the file package/module.py in the recipe's `folder` if there is one, else whatever Python
     imports by that name. A file beside the recipe is imported as it stands: it sees installed packages, not its
@@ -36,22 +37,38 @@ def load_user_pass(spec: str, folder: Path, taken: Container[str] = ()) -> type[
     path = folder.joinpath(*module_name.split(".")).with_suffix(".py")
     try:
         module = _from_file(path) if path.is_file() else importlib.import_module(module_name)
-    except Exception as error:  # whatever the author's code raises
+    except (Exception, SystemExit) as error:  # whatever the author's code raises
         where = str(path) if path.is_file() else f"neither {path} nor an installed module: {module_name}"
-        raise _refused(spec, [f"{where} cannot be imported: {type(error).__name__}: {one_line(error)}"]) from error
+        raise _refused(spec, [f"{where} cannot be imported: {raised(error, str(path))}"]) from error
     found = getattr(module, class_name, None)
     if found is None:
         offered = sorted(name for name, entry in vars(module).items() if _is_pass_of(module, entry))
         raise _refused(spec, [f"{module_name} has no {class_name}; its passes: {', '.join(offered) or 'none'}"])
     faults = contract_faults(found)
-    if getattr(found, "name", None) in taken:
+    if isinstance(getattr(found, "name", None), str) and found.name in taken:
         faults.append(f"name '{found.name}' is that of a pass of ours; choose another")
     if faults:
         raise _refused(spec, [f"{class_name} {fault}" for fault in faults])
     # A class of its own, so that what was imported stays what its author wrote.
-    attributes = {"source_digest": _digest(module), "__doc__": found.__doc__, "__module__": found.__module__}
-    loaded: type[Pass[Any]] = type(class_name, (found,), attributes)
+    digest = _digest(module, class_name)
+    attributes = {"source_digest": digest, "__doc__": found.__doc__, "__module__": found.__module__}
+    try:
+        loaded: type[Pass[Any]] = type(class_name, (found,), attributes)
+    except Exception as error:
+        raise _refused(spec, [f"{class_name} cannot be derived from: {raised(error, str(path))}"]) from error
     return loaded
+
+
+def make_user_pass(pass_type: type[Pass[Any]], config: PassConfig, place: str) -> Pass[Any]:
+    """Return the pass with its options. Raises ConfigError if its class or the options' cannot be used so."""
+    try:
+        made = pass_type(config)
+        json.dumps(made.describe_config())
+    except Exception as error:  # whatever the author's code raises
+        what = raised(error, source_file(pass_type))
+        message = f"{pass_type.__name__} cannot be made with its options: {what}"
+        raise ConfigError("passes", [Fault(place, message)]) from error
+    return made
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -74,9 +91,11 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _digest(module: ModuleType) -> str:
+def _digest(module: ModuleType, class_name: str) -> str:
     file = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes() if file else module.__name__.encode()).hexdigest()
+    contents = Path(file).read_bytes() if file else module.__name__.encode()
+    # The class counts too: two in one file may have one name.
+    return hashlib.sha256(hashlib.sha256(contents).digest() + class_name.encode()).hexdigest()
 
 
 def _is_pass_of(module: ModuleType, entry: object) -> bool:

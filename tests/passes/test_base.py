@@ -159,6 +159,92 @@ def test_a_users_error_inside_names_the_pass_and_a_bug_passes_through(artifact):
         assert caught.value is error
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("by\nzero"), SystemExit(3)])
+@pytest.mark.parametrize("method", ["requires", "run", "ensures"])
+def test_whatever_a_users_pass_raises_names_the_pass_and_the_line(artifact, error, method):
+    class Failing(Scale):
+        source_digest = "0" * 64
+
+    def fail(*_):
+        raise error
+
+    setattr(Failing, method, fail)
+    line = fail.__code__.co_firstlineno + 1
+    place = f"{type(error).__name__}: {' '.join(str(error).split())} ({__file__}, line {line})"
+    with pytest.raises(PassError) as caught:
+        Failing(ScaleConfig())(artifact, PassContext(("load",)))
+    assert str(caught.value) == f"scale failed after [load]: {place}"
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda artifact: None, "run returned NoneType, want a PassResult"),
+        (lambda artifact: artifact, "run returned Artifact, want a PassResult"),
+        (lambda artifact: PassResult(artifact.graph), "run returned Model as the artifact, want an Artifact"),
+        (
+            lambda artifact: PassResult(artifact.evolve(graph=None)),
+            "run returned NoneType as the graph, want an ir.Model",
+        ),
+        (
+            lambda artifact: PassResult(artifact.evolve(graph=artifact.graph.graph)),
+            "run returned Graph as the graph, want an ir.Model",
+        ),
+        (
+            lambda artifact: PassResult(artifact, {"a": object()}, ("fine", 3)),
+            "its metrics.a cannot be reported: Input should be a valid string; "
+            "its decisions.1 cannot be reported: Input should be a valid string",
+        ),
+        (
+            lambda artifact: PassResult(artifact, fusion="x"),
+            "its fusion cannot be reported: Input should be a valid dictionary or instance of FusionReport",
+        ),
+    ],
+)
+def test_a_result_that_is_none_says_what_was_wanted(attached, returned, said):
+    class Odd(Rename):
+        def run(self, artifact, context):
+            return returned(artifact)
+
+    with pytest.raises(PassError) as caught:
+        Odd(PassConfig())(attached)
+    assert str(caught.value) == f"rename failed after []: {said}"
+
+
+@pytest.mark.parametrize("weights", [None, {}])
+def test_weights_that_are_no_store_say_what_was_wanted(artifact, monkeypatch, weights):
+    monkeypatch.setattr(Scale, "run", lambda _self, artifact, _context: PassResult(artifact.evolve(weights=weights)))
+    with pytest.raises(PassError, match=f"run returned {type(weights).__name__} as weights, want a WeightStore"):
+        Scale(ScaleConfig())(artifact)
+
+
+@pytest.mark.parametrize("method", ["requires", "ensures"])
+@pytest.mark.parametrize("returned", [None, "too small", [1]])
+def test_conditions_are_lists_of_sentences(artifact, monkeypatch, method, returned):
+    monkeypatch.setattr(Scale, method, lambda *_: returned)
+    with pytest.raises(PassError) as caught:
+        Scale(ScaleConfig())(artifact)
+    assert str(caught.value) == f"scale failed after []: {method} returned {returned!r}, want a list of sentences"
+
+
+def test_constants_that_the_copy_shares_cannot_be_written(attached):
+    """Otherwise a pass changes the graph before it too, and nothing differs."""
+
+    class Write(Rename):
+        source_digest = "0" * 64
+
+        def run(self, artifact, context):
+            for value in artifact.graph.graph.initializers.values():
+                value.const_value.numpy()[...] = 0
+            return PassResult(artifact)
+
+    before = {name: value.const_value.numpy().copy() for name, value in attached.graph.graph.initializers.items()}
+    with pytest.raises(PassError, match="rename failed .* read-only"):
+        Write(PassConfig())(attached)
+    for name, value in attached.graph.graph.initializers.items():
+        np.testing.assert_array_equal(value.const_value.numpy(), before[name])
+
+
 def test_stages_are_kept_apart(artifact, attached):
     with pytest.raises(PassError, match="must come before the graph is attached"):
         Scale(ScaleConfig())(attached)

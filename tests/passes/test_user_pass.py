@@ -81,6 +81,16 @@ def test_editing_the_file_makes_another_result(write, tiny_decoder):
     assert key(write(GOOD)) == first
 
 
+def test_two_classes_of_one_file_and_name_make_two_results(write, tiny_decoder):
+    folder = write(
+        GOOD + GOOD.replace("class DoNothing", "class DoLess").partition('"""How often to do nothing."""')[2]
+    )
+    artifact = Artifact.start(tiny_decoder(layers=1).checkpoint())
+    passes = [load_user_pass(f"mine:{name}", folder) for name in ("DoNothing", "DoLess")]
+    assert len({pass_type.name for pass_type in passes}) == 1
+    assert len({pass_type(pass_type.config_type()).result_key(artifact) for pass_type in passes}) == 2
+
+
 def test_an_installed_module_is_found_where_no_file_is(tmp_path):
     pass_type = load_user_pass("optimc_passes.quantize.rtn:Rtn", tmp_path)
     assert pass_type.name == "rtn"
@@ -100,7 +110,12 @@ def test_a_module_that_is_nowhere_names_both_places(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("def f(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError: division by zero")]
+    ("text", "said"),
+    [
+        ("def f(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ],
 )
 def test_a_file_that_does_not_run_says_why(write, text, said):
     folder = write(text)
@@ -172,6 +187,46 @@ def test_a_fusion_without_rules_is_refused(write):
         '''
     )
     assert faults("mine:Empty", folder) == ["Empty rules is (), want a tuple of at least one subclass of Rule"]
+
+
+def test_rules_must_be_rules_that_are_complete(write):
+    text = '''
+        from optimc_passes.fuse.rule import FusionPass, NoOptions, Rule
+
+
+        class Half(Rule):
+            def pattern(self, op, x):
+                return op.Relu(x)
+
+
+        class Fuse(FusionPass[NoOptions]):
+            """Rewrites."""
+
+            name, version, config_type, rules = "mine", 1, NoOptions, (RULES,)
+        '''
+    assert faults("mine:Fuse", write(text.replace("RULES", "Half"))) == ["Fuse rule Half does not fill in rewrite"]
+    assert faults("mine:Fuse", write(text.replace("RULES", "int"))) == [
+        "Fuse rules is (<class 'int'>,), want a tuple of at least one subclass of Rule"
+    ]
+
+
+def test_options_must_be_frozen_and_refuse_unknown_keys(write):
+    folder = write(GOOD.replace("(PassConfig):", "(PassConfig, frozen=False, extra='allow'):"))
+    assert faults("mine:DoNothing", folder) == [
+        "DoNothing config_type Options has frozen=False, want True",
+        "DoNothing config_type Options has extra='allow', want 'forbid'",
+    ]
+
+
+@pytest.mark.parametrize("name", ["['a']", "3"])
+def test_a_name_that_is_no_text_is_refused(write, name):
+    (message,) = faults("mine:DoNothing", write(GOOD.replace('"do_nothing"', name)), taken={*PASSES})
+    assert message == f"DoNothing name is {name}, want lower-case letters, digits and underscores"
+
+
+def test_a_class_that_cannot_be_derived_from_is_refused(write):
+    (message,) = faults("mine:DoNothing", write(GOOD + "\n    def __init_subclass__(cls):\n        1 / 0\n"))
+    assert message.startswith("DoNothing cannot be derived from: ZeroDivisionError: division by zero (")
 
 
 @pytest.mark.parametrize("name", list(PASSES))

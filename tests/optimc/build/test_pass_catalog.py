@@ -102,6 +102,45 @@ def test_a_pass_that_cannot_be_loaded_is_a_fault_beside_the_others(read):
     assert ", fuse, " in found[2]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "where", "said"),
+    [
+        ('"""None."""', 'times: object = object()\n    """Any."""', ".own:Mine", "its options cannot be read: "),
+        (
+            '"""None."""',
+            "def model_post_init(self, context):\n        1 / 0",
+            ".own:Mine",
+            "its options cannot be read: ZeroDivisionError: division by zero (",
+        ),
+        (
+            "def run(",
+            "def __init__(self):\n        pass\n\n    def run(",
+            "",
+            "Mine cannot be made with its options: TypeError: Mine.__init__() takes 1",
+        ),
+        (
+            "def run(",
+            "def describe_config(self):\n        return 1 / 0\n\n    def run(",
+            "",
+            "Mine cannot be made with its options: ZeroDivisionError: division by zero (",
+        ),
+    ],
+)
+def test_options_that_break_a_users_own_code_are_a_fault(read, tmp_path, old, new, where, said):
+    assert old in USER_PASS
+    (tmp_path / "recipes" / "own.py").write_text(USER_PASS.replace(old, new))
+    (fault,) = faults(read, "rtn", "own:Mine")
+    assert f"passes[1]{where}: {said}" in fault
+
+
+def test_two_passes_of_one_name_are_refused(read, tmp_path):
+    other = tmp_path / "recipes" / "other.py"
+    other.write_text(USER_PASS.replace("class Mine", "class Yours"))
+    assert names(read("own:Mine", "own:Mine")) == ["mine", "mine"], "one pass may run twice"
+    (fault,) = faults(read, "own:Mine", "rtn", "other:Yours")
+    assert fault == "line 6: passes[2]: Yours is named 'mine' as passes[0] is, Mine; rename one"
+
+
 def test_the_build_key_depends_on_each_pass_its_version_and_its_file(read, monkeypatch, tmp_path):
     def key():
         inputs = read("rtn", "rtn: {bits: 8, only: [lm_head], ignore: []}", "own:Mine", "fuse")
