@@ -23,8 +23,7 @@ from optimc.plan import FusionReport
 from optimc_passes.checkpoint import Checkpoint, TokenizerAssets
 from optimc_passes.dialect import decompose_causal
 from optimc_passes.fuse.apply_rules import apply_rules
-from optimc_passes.fuse.recorder import Recorder
-from optimc_passes.fuse.rule import Rule
+from optimc_passes.fuse.rule import Rule, recorder_of
 from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.weights import Dense, Quantized, WeightStore
 
@@ -268,10 +267,7 @@ def _apply_rule(rules: type[Rule] | tuple[type[Rule], ...], text: str, opset: in
     proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(header + text))
     before, after = ir.from_proto(proto), ir.from_proto(proto)
     rules = rules if isinstance(rules, tuple) else (rules,)
-    recorder = Recorder(
-        already=(reason for rule in rules for reason in rule.already),
-        unrelated=(reason for rule in rules for reason in rule.unrelated),
-    )
+    recorder = recorder_of(rules)
     apply_rules(after, [rule.compiled() for rule in rules], recorder)
     after.opset_imports[""] = 23  # what rules emit is of the dialect
     return Applied(before, after, recorder.report())

@@ -33,10 +33,9 @@ from optimc.plan import FusionReport
 from optimc_passes.frontend.rules import MergeReshapes, NormalizeBeforeTranspose
 from optimc_passes.fuse.apply_rules import apply_rules
 from optimc_passes.fuse.gather_rows import GatherRows
-from optimc_passes.fuse.recorder import Recorder
 from optimc_passes.fuse.rms_norm import RmsNorm
 from optimc_passes.fuse.rope import ROTATIONS, PackedRotary, PartialRotary
-from optimc_passes.fuse.rule import Rule
+from optimc_passes.fuse.rule import Rule, recorder_of
 
 _NO_OPS = (
     add_0_rule,
@@ -83,7 +82,7 @@ def clean_up(model: ir.Model) -> dict[str, FusionReport]:
     _simplify(model)
     reports = {}
     for name, rules in _STEPS.items():
-        recorder = Recorder()
+        recorder = recorder_of(rules)
         apply_rules(model, [rule.compiled() for rule in rules], recorder)
         reports[name] = recorder.report()
     _simplify(model)

@@ -66,6 +66,14 @@ class Rule(RewriteRuleClassBase):
         return rule.commute() if cls.commute else (rule,)
 
 
+def recorder_of(rules: Sequence[type[Rule]]) -> Recorder:
+    """Return a recorder that knows which reasons of these rules have a meaning of their own."""
+    return Recorder(
+        already=(reason for rule in rules for reason in rule.already),
+        unrelated=(reason for rule in rules for reason in rule.unrelated),
+    )
+
+
 class NoOptions(PassConfig):
     """No options."""
 
@@ -82,10 +90,7 @@ class FusionPass(Pass[ConfigT]):
     def run(self, artifact: Artifact, context: PassContext) -> PassResult:
         """Rewrite what matches and passes its check; report counts, reasons and the nearest miss."""
         assert artifact.graph is not None
-        recorder = Recorder(
-            already=(reason for rule in self.rules for reason in rule.already),
-            unrelated=(reason for rule in self.rules for reason in rule.unrelated),
-        )
+        recorder = recorder_of(self.rules)
         apply_rules(
             artifact.graph,
             [rule.compiled() for rule in self.rules],

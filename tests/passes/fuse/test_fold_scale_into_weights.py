@@ -10,6 +10,7 @@ from optimc_passes.weights import Dense
 
 FOLD = FoldScaleIntoWeights(NoOptions())
 TOLERANCE = 1e-6
+"""A product scaled before its sum instead of after it rounds float32 once more, 6e-8; two layers carry that on."""
 
 
 def scale_after(decoder, node, factor, op_type="Mul", *, first=False):

@@ -109,7 +109,6 @@ def test_an_activation_read_elsewhere_declines(apply_rule, activation):
 
 @pytest.mark.parametrize("pass_type", [Swiglu, Geglu])
 def test_a_decoder_equals_the_original_and_a_second_time_there_is_nothing(tiny_decoder, fused, pass_type):
-
     result = fused(pass_type(NoOptions()), tiny_decoder())
     expected = 2 if pass_type is Swiglu else 0
     assert result.metrics == {"matched": expected, "declined": 0}

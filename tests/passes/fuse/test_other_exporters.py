@@ -15,6 +15,7 @@ from optimc_passes.fuse.rule import NoOptions
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.shapes import annotate, inferred
 from optimc_passes.verify.evaluate import evaluate
+from optimc_passes.verify.numeric import TOLERANCE, relative_error
 from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import Dense, WeightStore
 
@@ -169,4 +170,4 @@ def test_it_becomes_what_our_own_export_becomes(attached):
     assert verify_graph(graph) == []
     probe = Probe.of_vocabulary(VOCAB, 20).with_scattered_rows()
     before, after = evaluate(attached, probe), evaluate(graph, probe)
-    assert np.abs(after - before).max() < 1e-5 * np.abs(before).max()
+    assert relative_error(before, after) < TOLERANCE

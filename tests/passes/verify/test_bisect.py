@@ -8,6 +8,7 @@ import pytest
 
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.verify.bisect import comparable_names, find_cuts, first_divergence
+from optimc_passes.verify.numeric import TOLERANCE
 from optimc_passes.verify.probe import Probe
 from optimc_passes.verify.session import WeightPool, run_probe
 
@@ -34,7 +35,7 @@ def find(runs):
         runs.append(tuple(names))
         return run_probe(model, PROBE, names, pool)
 
-    return lambda before, after: first_divergence(before, after, run, 1e-5)
+    return lambda before, after: first_divergence(before, after, run, TOLERANCE)
 
 
 def product_of(model, weight):
