@@ -160,7 +160,7 @@ class _Run:
         if exported.raw is not None:
             self._dump.add("exported", exported.raw)
         else:
-            self._dump.skip("exported", "The export was taken from the cache; build with --fresh to see it.")
+            self._dump.skip_export("exported")
         self._dump.add("cleaned", exported.model)
         return exported, seconds
 

@@ -16,9 +16,11 @@ from optimc_passes.dialect.paged_attention import DOMAIN
 def node_faults(node: ir.Node, opset: int) -> Iterator[str]:
     """Yield each fault of a node in a graph of ONNX opset `opset`, without saying which node it is."""
     faults = list(_schema_faults(node, opset))
+    if faults:
+        yield from faults
+        return
     rule = rule_of(node)
-    yield from faults
-    if rule is None or faults:
+    if rule is None:
         return
     facts = rule.more_facts(node)
     faults = [*_arity_faults(rule, node), *_attribute_faults(rule, node, facts)]
@@ -110,6 +112,10 @@ def _schema_faults(node: ir.Node, opset: int) -> Iterator[str]:
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in node.attributes:
             yield f"attribute {name} is absent"
-    for name in node.attributes:
+    for name, found in node.attributes.items():
         if name not in schema.attributes:
             yield f"attribute {name} is unknown to ONNX {opset}"
+            continue
+        wanted = str(schema.attributes[name].type).rpartition(".")[2]
+        if found.type.name != wanted:
+            yield f"attribute {name}: {found.type.name}, want {wanted}"

@@ -121,6 +121,8 @@ def _names_and_order(graph: ir.Graph) -> Iterator[str]:
 
 def _layers(graph: ir.Graph) -> Iterator[str]:
     nodes = [node for node in graph if is_paged_attention(node)]
-    layers = sorted(node.attributes.get_int("layer", -1) for node in nodes)
+    found = (node.attributes.get("layer") for node in nodes)
+    # One of another kind is a fault of its node.
+    layers = sorted(-1 if layer is None or layer.type != ir.AttributeType.INT else layer.as_int() for layer in found)
     if layers != list(range(len(layers))):
         yield f"{OP_TYPE}: layers {layers}, want each of 0..{len(layers) - 1} once"
