@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from optimc_passes.base import Pass
 from optimc_passes.fuse.pipeline import GRAPH_PASSES
 from optimc_passes.fuse_config import FUSE, FuseConfig, fuse_passes
-from optimc_passes.registry import PASSES, checked_config
+from optimc_passes.registry import PASSES, checked_config, make_pass
 from optimc_passes.user_pass import is_user_pass, load_user_pass, make_user_pass
 
 
@@ -44,9 +44,10 @@ class PassCatalog(Mapping[str, type[BaseModel]]):
         """Return the passes of one entry. Raises ConfigError with one fault per bad option, starting from `where`."""
         if name == FUSE:
             return fuse_passes(checked_config(FuseConfig, options, where))
+        if not is_user_pass(name):
+            return (make_pass(name, options, where=where),)
         pass_type = self._type(name)
-        config = checked_config(pass_type.config_type, options, where)
-        return (make_user_pass(pass_type, config, where) if is_user_pass(name) else pass_type(config),)
+        return (make_user_pass(pass_type, checked_config(pass_type.config_type, options, where), where),)
 
     def _type(self, name: str) -> type[Pass[Any]]:
         if is_user_pass(name):
