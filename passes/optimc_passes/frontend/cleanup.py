@@ -30,9 +30,8 @@ from onnxscript.rewriter.rules.common import (
 )
 
 from optimc.plan import FusionReport
-from optimc_passes.frontend.rules import MergeReshapes, NormalizeBeforeTranspose
+from optimc_passes.frontend.rules import GatherRows, MergeReshapes, NormalizeBeforeTranspose
 from optimc_passes.fuse.apply_rules import apply_rules
-from optimc_passes.fuse.gather_rows import GatherRows
 from optimc_passes.fuse.rms_norm import RmsNorm
 from optimc_passes.fuse.rope import ROTATIONS, PackedRotary, PartialRotary
 from optimc_passes.fuse.rule import Rule, recorder_of

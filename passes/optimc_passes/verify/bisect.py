@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from optimc.wording import listed
 from optimc_passes.graph.shapes import is_unknown
 from optimc_passes.verify.numeric import relative_error
 
@@ -41,9 +42,9 @@ class Divergence:
     def __str__(self) -> str:
         text = f"first at node '{self.node}' {self.op}, whose '{self.value}' is off by {self.error:.3g}"
         if self.through:
-            text += f", through new nodes {_listed(self.through)}"
+            text += f", through new nodes {_quoted(self.through)}"
         if self.equal:
-            text += f"; {_listed(self.equal)} {'is' if len(self.equal) == 1 else 'are'} still equal"
+            text += f"; {_quoted(self.equal)} {'is' if len(self.equal) == 1 else 'are'} still equal"
         return text
 
 
@@ -166,6 +167,5 @@ def _name(node: ir.Node) -> str:
     return node.name or str(node.outputs[0].name)
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+def _quoted(names: Sequence[str]) -> str:
+    return listed([f"'{name}'" for name in names])

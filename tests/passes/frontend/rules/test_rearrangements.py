@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from optimc_passes.frontend.rules import MergeReshapes, NormalizeBeforeTranspose
-from optimc_passes.fuse.gather_rows import GatherRows
+from optimc_passes.frontend.rules import GatherRows, MergeReshapes, NormalizeBeforeTranspose
 
 RNG = np.random.default_rng(0)
 
