@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +14,18 @@ from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
 from optimc.build.lowering_options import lowering_options
 from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
 from optimc.build.outline import check_model
-from optimc.errors import PlanError
+from optimc.errors import LoweringError, OptimcError, PlanError
 from optimc.plan import Manifest, Plan, write_plan
 from optimc.progress import Progress, no_progress
+from optimc.wording import one_line
 
 if TYPE_CHECKING:
     from optimc_passes.calibrate import Calibration
     from optimc_passes.checkpoint import Checkpoint
     from optimc_passes.graph.exported import Exported
+
+_MOST_QUOTED = 200
+"""Characters of an error, which may print a whole graph."""
 
 
 @dataclass(frozen=True)
@@ -128,19 +134,20 @@ def _run_passes(
         untested = recipe.model.allow_untested
         return export_graph(checkpoint.config, max_seq_len=max_seq_len, allow_untested=untested)
 
-    result = run_pipeline(
-        inputs.passes,
-        Artifact.start(checkpoint, calibration),
-        GraphSource(exported_as, export),
-        PipelineOptions(
-            cache=ArtifactCache(cache),
-            verify=recipe.verify,
-            dump_graph=options.dump_graph,
-            on_progress=lambda step, done, total, _label: progress(done, total, step),
-        ),
-    )
-    target = TARGETS[recipe.target.backend]
-    lowered = target(result.artifact, lowering_options(recipe.target, recipe.limits))
+    with _unverified_graphs(inputs):
+        result = run_pipeline(
+            inputs.passes,
+            Artifact.start(checkpoint, calibration),
+            GraphSource(exported_as, export),
+            PipelineOptions(
+                cache=ArtifactCache(cache),
+                verify=recipe.verify,
+                dump_graph=options.dump_graph,
+                on_progress=lambda step, done, total, _label: progress(done, total, step),
+            ),
+        )
+        target = TARGETS[recipe.target.backend]
+        lowered = target(result.artifact, lowering_options(recipe.target, recipe.limits))
     manifest = assemble_manifest(recipe, checkpoint, calibration, lowered, result, key=key, max_seq_len=max_seq_len)
     tensors = [*lowered.tensors, *tokenizer_tensors(checkpoint.tokenizer)]
     written, total = 0, sum(tensor.nbytes for tensor in tensors) >> 20
@@ -151,6 +158,24 @@ def _run_passes(
         progress(written >> 20, total, "write plan (MiB)")
 
     return write_plan(inputs.output, manifest, tensors, progress=count)
+
+
+@contextmanager
+def _unverified_graphs(inputs: BuildInputs) -> Iterator[None]:
+    """Where nothing checked what a user's pass left, what breaks on it later is no bug of ours: say how to find it."""
+    try:
+        yield
+    except OptimcError:
+        raise
+    except Exception as error:
+        users = [pass_.name for pass_ in inputs.passes if pass_.source_digest is not None]
+        if inputs.recipe.verify != "off" or not users:
+            raise
+        message = f"{type(error).__name__}: {one_line(error)[:_MOST_QUOTED]}"
+        raise LoweringError(
+            f"no plan can be made of the graph ({message}), and nothing checked what {', '.join(users)} left: "
+            "set verify to shapes or numeric to see what is wrong"
+        ) from error
 
 
 def _load_calibration(inputs: BuildInputs, checkpoint: Checkpoint) -> Calibration | None:

@@ -50,7 +50,7 @@ def fusion_lines(plan: Plan) -> Iterator[str]:
     Raises PlanError for a plan that has no such record.
     """
     rewrites = rewrites_of(plan)
-    width = max(len("rule"), *(len(rewrite.rule) for rewrite in rewrites))
+    width = max(map(len, ["rule", *(rewrite.rule for rewrite in rewrites)]))
     yield f"{'rule':{width}}  at      matched  declined  saved a token    error"
     for rewrite in rewrites:
         report = rewrite.report

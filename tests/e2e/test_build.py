@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from optimc.build import BuildOptions, build_recipe, plan_build
-from optimc.errors import PassError
+from optimc.errors import LoweringError, PassError, VerifyError
 from optimc.plan import Plan
 from optimc_passes.fuse.pipeline import GRAPH_PASSES
 from optimc_runtime.engine import Engine
@@ -246,3 +246,20 @@ def test_a_pass_of_ones_own_is_built_in_and_editing_it_builds_again(make_recipe,
     again = build_recipe(recipe, options)
     assert not again.up_to_date
     assert [entry.cached for entry in again.manifest.passes] == [True] * len(FUSIONS) + [False]
+
+
+@pytest.mark.parametrize("passes", [["fuse", "own:Rename"], ["own:Rename", "fuse"]], ids=["lowering", "next-pass"])
+@pytest.mark.parametrize(
+    "breakage", ["graph.outputs.clear()", "graph.inputs.clear()", "graph.extend(reversed(list(graph)))"]
+)
+def test_a_graph_that_nothing_checked_is_not_called_a_bug(make_recipe, cache_dir, tmp_path, passes, breakage):
+    """With `verify: off`, what a user's pass broke is found by whatever comes next."""
+    recipe = make_recipe(tmp_path / "r.yaml", passes=passes, verify="off")
+    broken = OWN_PASS.replace('artifact.graph.graph[0].name = "first"', f"graph = artifact.graph.graph; {breakage}")
+    (tmp_path / "own.py").write_text(broken)
+    options = BuildOptions(output=tmp_path / "r.plan", cache_dir=cache_dir)
+    with pytest.raises(LoweringError, match="nothing checked what rename_first left: set verify to shapes or numeric"):
+        build_recipe(recipe, options)
+    assert not options.output.exists()
+    with pytest.raises(VerifyError, match="rename_first failed after"):
+        build_recipe(make_recipe(tmp_path / "r.yaml", passes=passes), options)

@@ -10,7 +10,7 @@ from optimc.cli.fusion_listing import explain
 from optimc.errors import PlanError, UnknownNameError
 from optimc.plan import Plan
 
-from .conftest import GATE, MERGE, report
+from .conftest import GATE, GRAPH, MERGE, report
 
 
 @pytest.fixture
@@ -128,3 +128,10 @@ def test_a_plan_without_the_record_says_so(plan):
 
 def test_the_summary_counts_nodes(shown):
     assert "4,454 nodes exported, 5 left" in shown()
+
+
+def test_a_plan_without_any_rewrite_has_an_empty_table(plan, shown):
+    path = plan("bare.plan", passes=(), graph=GRAPH.model_copy(update={"frontend": {}}))
+    text = shown("--fusions", path=path)
+    assert text.splitlines()[0].startswith("rule  at")
+    assert "nodes: 4,454 exported" in text
