@@ -112,7 +112,8 @@ def find_cuts(graph: ir.Graph, shared: frozenset[str]) -> list[Cut]:
     for index, node in enumerate(order):
         for value in node.outputs:
             if value in computed:
-                ends = [position[user] for user, _ in value.uses()]
+                # A node taken out of the graph may still hold on to what it read.
+                ends = [position[user] for user, _ in value.uses() if user in position]
                 live[value] = len(order) if value in outputs else max(ends, default=index)
         live = {value: end for value, end in live.items() if end > index}
         places.append(tuple(str(value.name) for value in live))

@@ -23,6 +23,8 @@ from optimc_passes.verify.shape_faults import shape_faults
 VerifyLevel = Literal["off", "shapes", "numeric"]
 """`shapes` checks rules and shapes; `numeric` also compares logits on probe tokens."""
 
+_NOT_FINITE = "logits on probe tokens are not finite"
+
 
 class GraphVerifier:
     """Remembers the logits of the last accepted graph, so that each graph is run once, and the weights it was run with.
@@ -71,12 +73,14 @@ class GraphVerifier:
             expected = self._accepted[1]
         else:
             expected = self._evaluate(done[-1] if done else "attach", done[:-1], before)
-        actual = expected if unchanged else self._evaluate(name, done, after)
+        actual = expected if unchanged else self._run(name, done, after)
         error = relative_error(expected, actual)
         if not error <= TOLERANCE:
             divergence = self._first_divergence(name, done, before, after)
-            message = f"logits changed by {error:.3g} relative, over the tolerance of {TOLERANCE:g}; {divergence}"
-            raise VerifyError(name, done, message, node=divergence.node)
+            what = f"logits changed by {error:.3g} relative, over the tolerance of {TOLERANCE:g}"
+            if not np.isfinite(actual).all():
+                what = _NOT_FINITE
+            raise VerifyError(name, done, f"{what}; {divergence}", node=divergence.node)
         self._accepted = after, actual
         return error
 
@@ -90,10 +94,14 @@ class GraphVerifier:
             raise VerifyError(name, done, f"onnxruntime cannot run the graph up to a value: {error}") from error
 
     def _evaluate(self, name: str, done: Sequence[str], model: ir.Model) -> NDArray[np.float32]:
+        """Return the logits of a graph that others are compared with."""
+        logits = self._run(name, done, model)
+        if not np.isfinite(logits).all():
+            raise VerifyError(name, done, _NOT_FINITE)
+        return logits
+
+    def _run(self, name: str, done: Sequence[str], model: ir.Model) -> NDArray[np.float32]:
         try:
-            logits = evaluate(model, self._probe, self._pool)
+            return evaluate(model, self._probe, self._pool)
         except RuntimeError as error:
             raise VerifyError(name, done, f"onnxruntime cannot run the graph: {error}") from error
-        if not np.isfinite(logits).all():
-            raise VerifyError(name, done, "logits on probe tokens are not finite")
-        return logits

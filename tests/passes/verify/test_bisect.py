@@ -169,3 +169,17 @@ def constant(graph, name, numbers):
     )
     graph.register_initializer(value)
     return value
+
+
+def test_a_node_that_was_taken_out_and_still_reads_is_no_reader(model, find):
+    wrong = model.clone()
+    sigmoid = [node for node in wrong.graph if node.op_type == "Sigmoid"][1]
+    read, written = sigmoid.inputs[0], sigmoid.outputs[0]
+    tanh = ir.node("Tanh", [read], name="tanh")
+    tanh.outputs[0].name, tanh.outputs[0].shape, tanh.outputs[0].dtype = "tanh", written.shape, written.dtype
+    wrong.graph.insert_after(sigmoid, tanh)
+    ir.convenience.replace_all_uses_with(written, tanh.outputs[0])
+    wrong.graph.remove(sigmoid)
+    assert sigmoid in [reader for reader, _ in read.uses()]
+    found = find(model, wrong)
+    assert (found.op, found.through) == ("Mul", ("tanh",))

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -109,6 +111,18 @@ def test_logits_that_are_not_finite_fail_the_graph_they_come_from(decoder, model
     decoder.arrays["model.norm.weight"][0] = np.inf
     with pytest.raises(VerifyError, match=r"^rtn failed after \[\]: logits on probe tokens are not finite"):
         GraphVerifier("numeric", PROBE).check("merge", ["rtn"], model, model.clone())
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_rewrite_that_brings_in_what_is_not_finite_is_located(model, number):
+    wrong = model.clone()
+    scale = wrong.graph.initializers["model.layers.0.post_attention_layernorm.weight"]
+    scale.const_value = ir.tensor(np.full(scale.shape.numpy(), number, np.float32), name=scale.name)
+    ((norm, _),) = scale.uses()
+    said = f"merge failed after [attach]: logits on probe tokens are not finite; first at node '{norm.name}'"
+    with pytest.raises(VerifyError, match=re.escape(said)) as caught:
+        GraphVerifier("numeric", PROBE).check("merge", ["attach"], model, wrong)
+    assert caught.value.node == norm.name
 
 
 def test_what_the_reference_runtime_cannot_run_is_said(model, monkeypatch):
