@@ -39,7 +39,7 @@ def load_user_pass(spec: str, folder: Path, taken: Container[str] = ()) -> type[
         module = _from_file(path) if path.is_file() else importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever the author's code raises
         where = str(path) if path.is_file() else f"neither {path} nor an installed module: {module_name}"
-        raise _refused(spec, [f"{where} cannot be imported: {raised(error, str(path))}"]) from error
+        raise _refused(spec, [f"{where} cannot be imported: {raised(error, str(path.absolute()))}"]) from error
     found = getattr(module, class_name, None)
     if found is None:
         offered = sorted(name for name, entry in vars(module).items() if _is_pass_of(module, entry))
@@ -55,7 +55,7 @@ def load_user_pass(spec: str, folder: Path, taken: Container[str] = ()) -> type[
     try:
         loaded: type[Pass[Any]] = type(class_name, (found,), attributes)
     except Exception as error:
-        raise _refused(spec, [f"{class_name} cannot be derived from: {raised(error, str(path))}"]) from error
+        raise _refused(spec, [f"{class_name} cannot be derived from: {raised(error, str(path.absolute()))}"]) from error
     return loaded
 
 

@@ -1,6 +1,7 @@
 """A recipe may name a pass of its author's: found, checked, part of the cache key."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,13 @@ def test_a_file_that_does_not_run_says_why(write, text, said):
     for _ in range(2):  # nothing half imported is found the second time
         (message,) = faults("mine:X", folder)
         assert f"{folder / 'mine.py'} cannot be imported: {said}" in message
+
+
+def test_the_line_is_named_where_the_folder_is_relative(write, monkeypatch):
+    folder = write("x = 1\nx.y")
+    monkeypatch.chdir(folder.parent)
+    (message,) = faults("mine:X", Path(folder.name))
+    assert message.endswith(f"({folder / 'mine.py'}, line 2)")
 
 
 def test_a_class_that_is_not_there_lists_those_that_are(write):
