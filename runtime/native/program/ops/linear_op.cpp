@@ -9,7 +9,9 @@ namespace {
 // From this many rows on a part is large enough to be cut into pieces, and threads that are done help the others: a
 // virtual core may be half as fast as its neighbour for a while.
 constexpr std::int64_t kFewestRowsToShare = 32;
-constexpr std::int64_t kPieces = 8;
+constexpr int kPieces = 8;
+
+bool is_shared(std::int64_t rows, int threads) { return threads > 1 && rows >= kFewestRowsToShare; }
 
 // A thread's rows, and its panels in units that stay together.
 struct Part {
@@ -52,9 +54,11 @@ void run_terms(const Context& context, const IntWeight& weight, int quantized, s
 
 }  // namespace
 
-void LinearOp::prepare(const Step&, Workspace& workspace) {
-    if (begun_ == nullptr) begun_ = std::make_unique<Begun[]>(static_cast<std::size_t>(workspace.threads()));
-    for (int i = 0; i < workspace.threads(); ++i) begun_[static_cast<std::size_t>(i)].pieces = 0;
+void LinearOp::prepare(const Step& step, Workspace& workspace) {
+    if (!is_shared(step.rows(workspace.buffer(out_).rows), workspace.threads())) return;
+    const auto threads = static_cast<std::size_t>(workspace.threads());
+    if (begun_ == nullptr) begun_ = std::make_unique<Begun[]>(threads);
+    for (std::size_t i = 0; i < threads; ++i) begun_[i].pieces.store(0, std::memory_order_relaxed);
 }
 
 void LinearOp::run(const Context& context, int thread) {
@@ -65,17 +69,19 @@ void LinearOp::run(const Context& context, int thread) {
     const auto run_units = [&](Range part_rows, Range units) {
         run_part(context, thread, part_rows, {units.begin * panels_per_unit, units.end * panels_per_unit});
     };
-    const Part own = part_of(thread, threads, rows, panels / panels_per_unit);
-    if (threads == 1 || rows < kFewestRowsToShare) return run_units(own.rows, own.units);
+    if (!is_shared(rows, threads)) {
+        const Part own = part_of(thread, threads, rows, panels / panels_per_unit);
+        return run_units(own.rows, own.units);
+    }
     for (int i = 0; i < threads; ++i) {
         const int owner = (thread + i) % threads;
         const Part part = part_of(owner, threads, rows, panels / panels_per_unit);
         const std::int64_t units = part.units.end - part.units.begin;
-        const std::int64_t pieces = std::min(kPieces, units);
+        const int pieces = static_cast<int>(std::min<std::int64_t>(kPieces, units));
         auto& begun = begun_[static_cast<std::size_t>(owner)].pieces;
-        for (std::int64_t piece; (piece = begun.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
-            run_units(part.rows, {part.units.begin + units * piece / pieces,
-                                  part.units.begin + units * (piece + 1) / pieces});
+        for (int piece; (piece = begun.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+            const Range at = share(units, piece, pieces);
+            run_units(part.rows, {part.units.begin + at.begin, part.units.begin + at.end});
         }
     }
 }

@@ -23,7 +23,7 @@ class LinearOp final : public Op {
   private:
     // Pieces of a thread's part that somebody has begun. A line of its own for each, as owners count all the time.
     struct alignas(64) Begun {
-        std::atomic<std::int64_t> pieces{0};
+        std::atomic<int> pieces{0};
     };
 
     void run_part(const Context& context, int thread, Range rows, Range panels) const;
