@@ -1,5 +1,7 @@
 """Whole answers and streams."""
 
+import threading
+
 import pytest
 
 from optimc.errors import RequestError
@@ -35,9 +37,12 @@ def test_stream_yields_every_token_and_aborts_when_left(make_engine, scripted, d
     engine = make_engine()
     outputs = list(engine.stream([1], drive.greedy(5)))
     assert [token for output in outputs for token in output.token_ids] == scripted.greedy([1], 5)
+    left = threading.Event()
+    engine.executor.before_step = lambda plan: plan.positions[-1] < 5 or left.wait(10)
     stream = engine.stream([1], drive.greedy(50))
     next(stream)
     stream.close()
+    left.set()
     engine.close(drain=True)
     assert engine.stats().finished["abort"] == 1
     drive.assert_idle(engine)

@@ -132,8 +132,9 @@ def test_a_full_queue_is_429_at_once_and_what_was_accepted_finishes(served, scri
     assert len(refused) + len(answered) == 12
     assert len(answered) >= 4
     assert refused
+    first_answer_s = min(elapsed_s for elapsed_s, reply in results if reply.status_code == 200)
     for elapsed_s, reply in refused:
-        assert elapsed_s < 0.5
+        assert elapsed_s < first_answer_s
         assert reply.headers["retry-after"] == "1"
         error = error_of(reply)
         assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")

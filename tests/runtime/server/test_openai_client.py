@@ -264,7 +264,18 @@ def test_errors_are_the_clients_own_exceptions(real):
     assert real.client.models.retrieve("tiny").model_extra["max_model_len"] == 128
 
 
-def test_leaving_a_stream_frees_its_blocks(real):
+def test_leaving_a_stream_frees_its_blocks(real, monkeypatch):
+    """The engine is held after a few tokens until the server has given all four up: it would finish them first."""
+    aborted = threading.Semaphore(0)
+    abort = real.engine.abort
+    monkeypatch.setattr(real.engine, "abort", lambda request_id: (abort(request_id), aborted.release()))
+
+    def hold(plan: Any) -> None:
+        if plan.positions.max() > 10:
+            assert all(aborted.acquire(timeout=10) for _ in range(4))
+            real.executor.before_step = real.before_step
+
+    real.executor.before_step = hold
     stream = ask(real, "completions", stream=True, max_tokens=100, n=4)
     next(iter(stream))
     stream.close()

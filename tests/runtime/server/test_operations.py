@@ -215,6 +215,7 @@ from optimc_runtime.server import serve
 class Engine:
     max_seq_len, vocab_size, tokenizer = 64, 64, None
     def submit(self, prompt_ids, params, *, on_output, request_id=None, cache_salt=""):
+        print("submitted", flush=True)
         def play():
             time.sleep(1.0)
             now = time.monotonic()
@@ -249,7 +250,7 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback():
         with httpx.Client(base_url=url, trust_env=False) as client:
             post = threading.Thread(target=lambda: _failing(client.post, "/v1/completions", json={"prompt": [1, 2]}))
             post.start()
-            time.sleep(0.3)
+            assert process.stdout.readline() == "submitted\n"
             process.send_signal(signal.SIGINT)
             time.sleep(0.3)
             process.send_signal(signal.SIGINT)
@@ -282,7 +283,7 @@ def test_a_signal_drains_and_returns_to_the_caller(number):
             )
         )
         post.start()
-        time.sleep(0.3)
+        assert process.stdout.readline() == "submitted\n"
         process.send_signal(number)
         post.join(20)
         assert replies[0].json()["choices"][0]["text"] == "done"
