@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PROGRAM_VERSION: Literal[1] = 1
 PANEL_ROWS = 32
@@ -122,7 +122,10 @@ class FloatBuffer(_Section):
 
 class QuantizedBuffer(_Section):
     """Activations in 8 bits: codes int8 [rows, padded C], scales float32 [rows, g], sums int32 [rows, g], one after the
-    other, each aligned. Groups are padded as in the weights that read it; g = ceil(C / G)."""
+    other, each aligned. Groups are padded as in the weights that read it; g = ceil(C / G).
+
+    A scale is the largest magnitude of its group in its row over 127; or the operation that writes the buffer has a
+    static one for all of it, measured at build time, and codes saturate."""
 
     kind: Literal["quantized"] = "quantized"
     name: str
@@ -180,6 +183,8 @@ class Norm(_Op):
     """A quantized buffer that receives the result as well, or instead."""
     permutation: str | None = None
     """Order of features in the quantized buffer."""
+    quantized_scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """A static scale of the quantized buffer, which then has one term; None: as its rows ask for."""
 
 
 class Quantize(_Op):
@@ -189,6 +194,8 @@ class Quantize(_Op):
     x: View
     quantized: int
     permutation: str | None = None
+    scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """A static scale, and then the buffer has one term; None: as the rows ask for."""
 
 
 class Linear(_Op):
@@ -198,6 +205,9 @@ class Linear(_Op):
     x: View | None = None
     """float32 activations; exactly one of `x` and `quantized` is given."""
     quantized: int | None = None
+    static_scale: float | None = None
+    """While a program is drafted: the static scale `x` is to be rounded with. A finished program has it where the
+    rounding is done, in Quantize and Norm."""
     weight: str
     bias: str | None = None
     residual: View | None = None
@@ -291,6 +301,16 @@ class CpuProgram(_Section):
     ops: tuple[Op, ...] = Field(min_length=1)
     logits: int
     """The float buffer [R, V] the program leaves its answer in."""
+
+    @model_validator(mode="after")
+    def _is_finished(self) -> CpuProgram:
+        for op in self.ops:
+            if isinstance(op, Linear) and op.static_scale is not None:
+                raise ValueError(
+                    f"linear '{op.name}' rounds with scale {op.static_scale:g}, which a program leaves to "
+                    "the operation before it"
+                )
+        return self
 
 
 def padded(features: int) -> int:
