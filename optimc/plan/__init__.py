@@ -1,19 +1,18 @@
 """The plan file: one safetensors container holding an engine and everything needed to serve it."""
 
 from optimc.plan.fusion_report import DeclinedSites, FusionReport, GraphReport, NearestMiss
+from optimc.plan.kv_layout import KvDtype, KvKeys, KvLayer, KvLayout, KvProvenance
 from optimc.plan.manifest import (
     FORMAT_VERSION,
-    KvLayer,
-    KvLayout,
     Limits,
     Manifest,
     ModelInfo,
-    PassReport,
     Quality,
     Source,
     TargetInfo,
     TokenIds,
 )
+from optimc.plan.pass_report import FrontierPoint, LayerReport, PassQuality, PassReport
 from optimc.plan.reader import Plan, looks_like_a_plan
 from optimc.plan.record_quality import record_quality
 from optimc.plan.writer import PlanTensor, write_plan
@@ -21,14 +20,20 @@ from optimc.plan.writer import PlanTensor, write_plan
 __all__ = [
     "FORMAT_VERSION",
     "DeclinedSites",
+    "FrontierPoint",
     "FusionReport",
     "GraphReport",
+    "KvDtype",
+    "KvKeys",
     "KvLayer",
     "KvLayout",
+    "KvProvenance",
+    "LayerReport",
     "Limits",
     "Manifest",
     "ModelInfo",
     "NearestMiss",
+    "PassQuality",
     "PassReport",
     "Plan",
     "PlanTensor",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from optimc.plan.fusion_report import FusionReport, GraphReport
+from optimc.plan.fusion_report import GraphReport
+from optimc.plan.kv_layout import KvLayout
+from optimc.plan.pass_report import PassReport
 
 FORMAT_VERSION = 1
-
-KvDtype = Literal["float32", "bfloat16", "float16", "int8", "int4", "fp8"]
 
 
 class _Section(BaseModel):
@@ -46,24 +46,6 @@ class Limits(_Section):
     """Default size of the KV pool; may be changed when serving."""
 
 
-class KvLayer(_Section):
-    """Cache geometry of one attention layer."""
-
-    num_kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    window: int = Field(ge=0)
-    """Sliding window in tokens; 0 means none."""
-
-
-class KvLayout(_Section):
-    """The paged KV cache: P blocks of S slots for every layer."""
-
-    block_size: int = Field(gt=0)
-    """Slots S per block."""
-    dtype: KvDtype
-    layers: tuple[KvLayer, ...] = Field(min_length=1)
-
-
 class TokenIds(_Section):
     """Special tokens. `eos` is the union of config, generation_config and tokenizer."""
 
@@ -84,22 +66,6 @@ class Source(_Section):
     """Hash of everything that shapes the bytes: recipe, checkpoint, tools. Equal keys mean nothing to rebuild."""
     tools: dict[str, str]
     """Package name to version, of everything that shaped the bytes."""
-
-
-class PassReport(_Section):
-    """What one pass did, for `optimc inspect`."""
-
-    name: str
-    version: int
-    config: dict[str, Any]
-    seconds: float = Field(ge=0)
-    peak_bytes: int = Field(ge=0)
-    cached: bool = False
-    metrics: dict[str, float | int | str] = Field(default_factory=dict)
-    decisions: tuple[str, ...] = ()
-    """Choices with their reasons, one sentence each."""
-    fusion: FusionReport | None = None
-    """What a graph pass did to the graph; None for a weight pass, and in plans built before it was recorded."""
 
 
 class Quality(_Section):

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from optimc.plan.manifest import Manifest, PassReport
+from optimc.plan.manifest import Manifest
+from optimc.plan.pass_report import PassReport
 from optimc.plan.reader import Plan
 
 _SETTINGS = ("target", "model", "limits", "kv", "tokens", "generation_defaults")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from optimc_passes.checkpoint import Checkpoint
+from optimc_passes.choices import Choices
 from optimc_passes.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Artifact:
     weights: WeightStore
     """The weights as they are now."""
     calibration: Calibration | None = None
+    choices: Choices = field(default_factory=Choices)
+    """What passes decided for those after them."""
     graph: ir.Model | None = None
     """None in the weight stage. In the graph stage its initializers read `weights` when looked at."""
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from optimc.errors import OptimcError, PassError
-from optimc.plan import FusionReport, PassReport
+from optimc.plan import FrontierPoint, FusionReport, LayerReport, PassReport
 from optimc.progress import Progress, no_progress
 from optimc.wording import raised, source_file
 from optimc_passes.artifact import Artifact, derive_key
@@ -49,6 +50,15 @@ class PassContext:
     progress: Progress = no_progress
     keep: Callable[[str, Weight], Weight] = lambda _name, weight: weight
     """Hand over a finished weight under its parameter name; use the returned one, which may live on disk."""
+    partial: Path | None = None
+    """Folder for work that a later build goes on with if this one is killed; None: there is no such build."""
+    scratch: Path | None = None
+    """Folder for what does not fit in memory; None: the system's for temporary files."""
+    max_host_bytes: int | None = None
+    """Most memory the whole process may have resident; None: no limit."""
+    measure: Callable[[Mapping[str, Weight]], float] | None = None
+    """KL divergence of the model with these weights from the checkpoint, nats per token; None: nothing to measure on.
+    What a pass decides must not depend on whether it is there."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,11 @@ class PassResult:
     """Choices with their reasons, one sentence each."""
     fusion: FusionReport | None = None
     """What a graph pass matched and declined; the pipeline adds nodes, traffic and error before and after."""
+    layers: tuple[LayerReport, ...] = ()
+    frontier: tuple[FrontierPoint, ...] = ()
+    calibration_tokens: int | None = None
+    resumed_at: int | None = None
+    """Decoder layers that were taken over from an earlier build."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +94,21 @@ class Pass(ABC, Generic[ConfigT]):
     """Raised whenever the same input and config give another result; cached results of older versions are dead."""
     stage: ClassVar[Stage]
     config_type: ClassVar[type[PassConfig]]
-    uses_calibration: ClassVar[bool] = False
     source_digest: ClassVar[str | None] = None
     """SHA-256 over the file a user's pass comes from and its class, so that editing it makes a new result; None for our
     own."""
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
+
+    @property
+    def uses_calibration(self) -> bool:
+        """Whether the result depends on calibration text. A class attribute may stand in its place."""
+        return False
+
+    def host_bytes(self, artifact: Artifact) -> int:  # noqa: ARG002 - subclasses look
+        """Return the most memory `run` needs beyond what the process holds before, in bytes, from shapes alone."""
+        return 0
 
     def requires(self, artifact: Artifact) -> list[str]:  # noqa: ARG002 - subclasses look
         """Return what stands in the way, one sentence each with its remedy; looked at before any work."""
@@ -157,6 +180,10 @@ class Pass(ABC, Generic[ConfigT]):
                 metrics=result.metrics,
                 decisions=result.decisions,
                 fusion=result.fusion,
+                layers=result.layers,
+                frontier=result.frontier,
+                calibration_tokens=result.calibration_tokens,
+                resumed_at=result.resumed_at,
             )
         except ValidationError as error:
             details = {detail["loc"][:2]: detail["msg"] for detail in error.errors()}

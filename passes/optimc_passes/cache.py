@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +25,7 @@ from optimc.errors import CheckpointError
 from optimc.plan import FusionReport, PassReport
 from optimc.storage import storing
 from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned
+from optimc_passes.choices import Choices
 from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.serialize import from_bytes, to_bytes
 from optimc_passes.graph.weight_expression import Store
@@ -33,6 +34,17 @@ from optimc_passes.weights import Dense, Quantized, Weight
 
 _GRAPH_FILE = "graph.onnx"
 _WEIGHTS, _GRAPHS = "weights", "graphs"
+
+
+class StoredWeights(NamedTuple):
+    """What the cache has of a weight pass."""
+
+    weights: dict[str, Weight]
+    """Those it changed."""
+    report: PassReport
+    """Marked as cached."""
+    choices: Choices | None
+    """None: as before the pass."""
 
 
 class WeightWriter:
@@ -46,23 +58,26 @@ class WeightWriter:
     def keep(self, name: str, weight: Weight) -> Weight:
         """Write a weight and return it as it reads from the file."""
         file = f"{next(self._numbers):05d}.safetensors"
-        # safetensors writes an array's buffer as it lies in memory, whatever its order.
-        arrays = {part: np.ascontiguousarray(dense.read()) for part, dense in _parts(weight).items()}
         with storing("the cache", self._entry.folder, SafetensorError):
-            save_file(arrays, self._entry.folder / file)
-        facts = {"file": file, **_describe(weight)}
-        stored = _read(self._entry.folder, facts)
+            facts = write_weight(self._entry.folder / file, weight)
+        stored = read_weight(self._entry.folder, facts)
         self._kept[name] = (stored, facts)
         return stored
 
-    def commit(self, changed: Mapping[str, Weight], report: PassReport) -> None:
-        """Complete the entry: `changed` is what the pass put into the store, kept already or not."""
+    def commit(self, changed: Mapping[str, Weight], report: PassReport, choices: Choices | None = None) -> None:
+        """Complete the entry: `changed` is what the pass put into the store, kept already or not.
+
+        `choices` are the artifact's after the pass, None if they are those before it.
+        """
         described = {}
         for name, weight in changed.items():
             if name not in self._kept or self._kept[name][0] is not weight:
                 self.keep(name, weight)
             described[name] = self._kept[name][1]
-        self._entry.commit({"weights": described, "report": report.model_dump(mode="json")})
+        payload: dict[str, Any] = {"weights": described, "report": report.model_dump(mode="json")}
+        if choices is not None:
+            payload["choices"] = choices.to_json()
+        self._entry.commit(payload)
 
 
 class ArtifactCache:
@@ -72,15 +87,16 @@ class ArtifactCache:
         self.root = root
         remove_abandoned(root)
 
-    def load_weights(self, key: str) -> tuple[dict[str, Weight], PassReport] | None:
-        """Return the weights a pass changed, and its report marked as cached; None if the entry is absent or harmed."""
+    def load_weights(self, key: str) -> StoredWeights | None:
+        """Return what a pass changed, and its report marked as cached; None if the entry is absent or harmed."""
         folder = self.root / _WEIGHTS / key
         payload = read_entry(folder)
         if payload is None:
             return None
         try:
-            weights = {name: _read(folder, facts) for name, facts in payload["weights"].items()}
-            return weights, _cached(payload["report"])
+            weights = {name: read_weight(folder, facts) for name, facts in payload["weights"].items()}
+            choices = Choices.from_json(payload["choices"]) if "choices" in payload else None
+            return StoredWeights(weights, _cached(payload["report"]), choices)
         except (KeyError, TypeError, AttributeError, ValidationError, CheckpointError):
             return None  # written by another version of this code
 
@@ -146,6 +162,13 @@ def _cached(report: Any) -> PassReport:
     return PassReport.model_validate(report).model_copy(update={"cached": True})
 
 
+def write_weight(path: Path, weight: Weight) -> dict[str, Any]:
+    """Write a weight to a safetensors file; return what `read_weight` needs beside it, as JSON values."""
+    # safetensors writes an array's buffer as it lies in memory, whatever its order.
+    save_file({part: np.ascontiguousarray(dense.read()) for part, dense in _parts(weight).items()}, path)
+    return {"file": path.name, **_describe(weight)}
+
+
 def _parts(weight: Weight) -> dict[str, Dense]:
     if isinstance(weight, Dense):
         return {"dense": weight}
@@ -156,10 +179,17 @@ def _parts(weight: Weight) -> dict[str, Dense]:
 def _describe(weight: Weight) -> dict[str, Any]:
     if isinstance(weight, Dense):
         return {}
-    return {"bits": weight.bits, "group": weight.group, "method": weight.method}
+    facts = {"bits": weight.bits, "group": weight.group, "method": weight.method}
+    if weight.activation_scale is not None:
+        facts["activation_scale"] = weight.activation_scale
+    return facts
 
 
-def _read(folder: Path, facts: Mapping[str, Any]) -> Weight:
+def read_weight(folder: Path, facts: Mapping[str, Any]) -> Weight:
+    """Return a weight as `write_weight` put it into a file of `folder`; its arrays are mapped, not read.
+
+    Raises KeyError if `facts` are not its own, CheckpointError if the file is no safetensors file.
+    """
     parts = {name: entry.as_weight() for name, entry in read_header(folder / facts["file"]).items()}
     if "dense" in parts:
         return parts["dense"]
@@ -171,4 +201,5 @@ def _read(folder: Path, facts: Mapping[str, Any]) -> Weight:
         bits=facts["bits"],
         group=facts["group"],
         method=facts["method"],
+        activation_scale=facts.get("activation_scale"),
     )

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from optimc.errors import ConfigError, Fault
 from optimc.plan import GraphReport, PassReport
@@ -21,6 +23,7 @@ from optimc.progress import Progress
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.base import Pass, PassContext, PassOutcome
 from optimc_passes.cache import ArtifactCache
+from optimc_passes.choices import KV_PREFIX
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.dump import GraphDump
 from optimc_passes.graph.exported import Exported
@@ -51,6 +54,10 @@ class PipelineOptions:
     """Folder that receives the graph after each phase, as text and as ONNX without weights."""
     on_progress: Callable[[str, int, int, str], None] | None = None
     """Called with the step's name, done, total and what the current piece of work is about."""
+    max_host_bytes: int | None = None
+    """Most memory the process may have resident; passes that need more are refused before the first runs."""
+    quality_windows: NDArray[np.int32] | None = None
+    """Windows [W, T] of text on which each weight pass is measured; None: none is."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +92,9 @@ def run_pipeline(
     faults = [Fault(f"passes[{index}]", message) for index, message in check_order(passes)]
     if faults:
         raise ConfigError("passes", faults)
-    check_finite_weights(artifact.weights)
-    run = _Run(passes, options or PipelineOptions())
-    for pass_ in passes:
-        if pass_.stage == "weights":
-            artifact = run.weight_pass(pass_, artifact)
+    options = options or PipelineOptions()
+    artifact, reports = run_weight_stage(passes, artifact, options)
+    run = _Run(passes, options, reports)
     exported, export_seconds = run.export(source)
     start = time.perf_counter()
     artifact = run.attach(artifact, exported.model, source.key)
@@ -111,13 +116,28 @@ def run_pipeline(
     return PipelineResult(artifact, tuple(run.reports), report)
 
 
+def run_weight_stage(
+    passes: Sequence[Pass[Any]], artifact: Artifact, options: PipelineOptions
+) -> tuple[Artifact, tuple[PassReport, ...]]:
+    """Run the weight passes among `passes` in order; return the last artifact and a report of each.
+
+    Raises PassError if one fails, CheckpointError if a weight of the checkpoint is not finite.
+    """
+    check_finite_weights(artifact.weights)
+    run = _Run(passes, options)
+    for pass_ in passes:
+        if pass_.stage == "weights":
+            artifact = run.weight_pass(pass_, artifact)
+    return artifact, tuple(run.reports)
+
+
 class _Run:
     """One run of a pipeline: the passes, the options, and the reports so far."""
 
-    def __init__(self, passes: Sequence[Pass[Any]], options: PipelineOptions) -> None:
+    def __init__(self, passes: Sequence[Pass[Any]], options: PipelineOptions, done: Sequence[PassReport] = ()) -> None:
         self.passes = passes
         self.options = options
-        self.reports: list[PassReport] = []
+        self.reports = list(done)
         self._verifier: GraphVerifier | None = None
         self._dump = GraphDump(options.dump_graph)
 
@@ -139,10 +159,13 @@ class _Run:
             found = cache.load_weights(key)
             assert found is not None, f"the cache lost {key} at once"
             # The weights as they read from the cache, the report as it came from the pass.
-            found = found[0], fresh.report
-        weights, report = found
-        self.reports.append(report)
-        return artifact.evolve(key=key, weights=WeightStore({**artifact.weights, **weights}))
+            found = found._replace(report=fresh.report)
+        self.reports.append(found.report)
+        return artifact.evolve(
+            key=key,
+            weights=WeightStore({**artifact.weights, **found.weights}),
+            choices=artifact.choices if found.choices is None else found.choices,
+        )
 
     def export(self, source: GraphSource) -> tuple[Exported, float]:
         """Return the graph without weights, exported now or before, and the seconds its export took."""
@@ -166,12 +189,13 @@ class _Run:
 
     def attach(self, artifact: Artifact, exported: ir.Model, source_key: str) -> Artifact:
         """Bind the weights and accept the result as the reference of the graph passes."""
-        added = [name for name in artifact.weights if name not in artifact.checkpoint.weights]
+        weights = WeightStore({n: w for n, w in artifact.weights.items() if not n.startswith(KV_PREFIX)})
+        added = [name for name in weights if name not in artifact.checkpoint.weights]
         tied = {}
         if added:
             linears = linear_weights(artifact.checkpoint.config)
             tied = {linear.name: linear.tied_to for linear in linears if linear.tied_to and linear.name in added}
-        graph = attach_weights(exported, artifact.weights, tied=tied)
+        graph = attach_weights(exported, weights, tied=tied)
         attached = artifact.evolve(key=derive_key(artifact.key, source_key), graph=graph)
         self._verifier = GraphVerifier(self.options.verify, _probe(artifact))
         self._verifier.check_rules("attach", self.done, graph)
@@ -212,7 +236,8 @@ class _Run:
                 for name, weight in outcome.artifact.weights.items()
                 if name not in before or before[name] is not weight
             }
-            writer.commit(changed, outcome.report)
+            choices = outcome.artifact.choices
+            writer.commit(changed, outcome.report, None if choices is artifact.choices else choices)
         return outcome
 
     def _verified(self, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:

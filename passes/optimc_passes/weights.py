@@ -52,6 +52,9 @@ class Quantized:
     permutation: Dense | None = None
     """int32 [C], or None for the identity."""
     method: str = "rtn"
+    activation_scale: float | None = None
+    """Static scale of the layer's input x: it is rounded to q = clip(round(x / scale), -127, 127) and read as
+    q * scale. None: the target decides how activations are rounded, if at all."""
 
     @property
     def shape(self) -> tuple[int, ...]:

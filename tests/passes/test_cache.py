@@ -64,7 +64,7 @@ def files(root):
 
 def test_weights_come_back_as_they_went_in_with_a_report_that_says_cached(cache, weights):
     store(cache, weights)
-    found, report = cache.load_weights(KEY)
+    found, report, _ = cache.load_weights(KEY)
     assert list(found) == list(weights)
     assert all(same(found[name], weight) for name, weight in weights.items())
     assert report == REPORT.model_copy(update={"cached": True})
@@ -78,7 +78,7 @@ def test_an_unknown_key_is_a_miss(cache, weights):
 
 def test_loading_maps_files_and_copies_nothing(cache, weights):
     store(cache, weights)
-    array = cache.load_weights(KEY)[0]["full"].codes.read()
+    array = cache.load_weights(KEY).weights["full"].codes.read()
     while array.base is not None and not isinstance(array.base, memoryview | bytes):
         if isinstance(array, np.memmap):
             break
@@ -92,7 +92,7 @@ def test_kept_weights_are_written_at_once_and_not_again(cache, weights):
         kept = {name: writer.keep(name, weight) for name, weight in weights.items()}
         written = files(cache.root)
         writer.commit(kept, REPORT)
-    assert all(same(found, weights[name]) for name, found in cache.load_weights(KEY)[0].items())
+    assert all(same(found, weights[name]) for name, found in cache.load_weights(KEY).weights.items())
     assert len([name for name in written if name.endswith("safetensors")]) == 4
     assert len(files(cache.root)) == 5
 
@@ -103,7 +103,7 @@ def test_a_weight_kept_twice_counts_as_kept_last(cache):
         writer.keep("a", first)
         changed = {"a": writer.keep("a", second), "b": writer.keep("b", first)}
         writer.commit(changed, REPORT)
-    found, _ = cache.load_weights(KEY)
+    found = cache.load_weights(KEY).weights
     assert (found["a"].read()[0], found["b"].read()[0]) == (2, 1)
 
 
@@ -138,7 +138,7 @@ def test_a_harmed_entry_is_a_miss_and_is_replaced(cache, weights, harm):
         (folder / "entry.json").unlink()
     assert cache.load_weights(KEY) is None
     store(cache, weights)
-    assert same(cache.load_weights(KEY)[0]["dense"], weights["dense"])
+    assert same(cache.load_weights(KEY).weights["dense"], weights["dense"])
 
 
 def test_an_entry_of_another_layout_is_a_miss(cache):
@@ -155,7 +155,7 @@ def test_whoever_comes_first_wins_and_both_read_the_same(cache, weights):
         slow.commit(weights, REPORT)
     assert files(cache.root / "weights") == before
     assert list((cache.root / "tmp").iterdir()) == []
-    assert same(cache.load_weights(KEY)[0]["full"], weights["full"])
+    assert same(cache.load_weights(KEY).weights["full"], weights["full"])
 
 
 def write_and_wait(root, ready):
@@ -237,7 +237,7 @@ def test_equal_weights_give_equal_bytes(cache, weights):
 
 def test_a_quantized_weight_keeps_its_kind(cache, weights):
     store(cache, weights)
-    found, _ = cache.load_weights(KEY)
+    found = cache.load_weights(KEY).weights
     assert isinstance(found["full"], Quantized)
     assert np.array_equal(found["full"].dequantize(), weights["full"].dequantize())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from optimc.plan import KvLayer, KvLayout
-from optimc.plan.manifest import KvDtype
+from optimc.plan.kv_layout import KvDtype
 from optimc_passes.dialect.paged_attention import PagedAttention, is_paged_attention
 
 

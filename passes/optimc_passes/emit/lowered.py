@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimc.plan import KvLayout, PlanTensor
-from optimc.plan.manifest import KvDtype
+from optimc.plan.kv_layout import KvDtype
 from optimc.recipe.model import ActivationScales
 
 
