@@ -21,23 +21,23 @@ def resolve(shape: Shape, facts: Facts) -> Dims | None:
     """Return what a shape of a rule is, as far as its letters stand for something; None if its rank is not known."""
     letters = list(shape(facts))
     leading: Dims = ()
-    if letters[0] == ANY:
+    if letters[:1] == [ANY]:
         if ANY not in facts:
             return None
         leading = facts[ANY]
-    return [*leading, *(_stands_for(letter, facts) for letter in letters[letters[0] == ANY :])]
+    return [*leading, *(_stands_for(letter, facts) for letter in letters[letters[:1] == [ANY] :])]
 
 
 def bind(shape: Shape, found: Dims, facts: Facts) -> bool:
     """Whether dims are of the shape a rule wants; if so, its letters stand for them from now on."""
     letters = list(shape(facts))
-    if letters[0] == ANY:
+    if letters[:1] == [ANY]:
         facts.setdefault(ANY, found[: max(len(found) - len(letters) + 1, 0)])
     wanted = resolve(shape, facts)
     assert wanted is not None, "it is bound"
     if len(found) != len(wanted) or any(map(_differ, found, wanted)):
         return False
-    own = letters[letters[0] == ANY :]
+    own = letters[letters[:1] == [ANY] :]
     for letter, have in zip(own, found[len(found) - len(own) :], strict=True):
         if isinstance(letter, str) and (isinstance(have, int) or (have is not None and letter not in facts)):
             facts[letter] = have
@@ -48,8 +48,8 @@ def words(shape: Shape, facts: Facts) -> str:
     """Return a shape for a message, letters that stand for nothing as they are."""
     letters = list(shape(facts))
     resolved = resolve(shape, facts) or letters
-    leading = len(resolved) - len(letters) + (letters[0] == ANY)
-    own = zip(letters[letters[0] == ANY :], resolved[leading:], strict=True)
+    leading = len(resolved) - len(letters) + (letters[:1] == [ANY])
+    own = zip(letters[letters[:1] == [ANY] :], resolved[leading:], strict=True)
     return show([*resolved[:leading], *(letter if size is None else size for letter, size in own)])
 
 

@@ -1,7 +1,8 @@
 """What each operator of a dialect graph must look like, as data: operands, results, attributes, and how they relate.
 
 Operators of the optimc domain are described in full. Of standard ONNX, those are described whose schema says less than
-the dialect wants: linear layers, blocked weights, norms, rotations, lookups, splits.
+the dialect wants: linear layers, blocked weights, activations rounded with a static scale, norms, rotations, lookups,
+splits.
 
 Letters: T tokens, C input features, N output features, G group along C, F frequencies, V rows of a table.
 """
@@ -21,6 +22,8 @@ from optimc_passes.dialect.rotary_qkv import ROTARY_QKV
 
 FLOATS = frozenset({ir.DataType.FLOAT})
 CODES = frozenset({ir.DataType.UINT4, ir.DataType.INT4, ir.DataType.UINT8, ir.DataType.INT8})
+SIGNED_BYTES = frozenset({ir.DataType.INT8})
+"""Activations rounded with a static scale."""
 INDICES = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
@@ -182,6 +185,34 @@ _DEQUANTIZE = OpRule(
     applies=lambda node: node.attributes.get_int("block_size", 0) != 0,
 )
 
+_ROUND = OpRule(
+    operands=(
+        Operand("x", FLOATS, lambda _: (ANY, "C")),
+        Operand("scale", FLOATS, lambda _: ()),
+        Operand("zero", SIGNED_BYTES, lambda _: ()),
+    ),
+    attributes=(),
+    outputs=(Output("codes", SIGNED_BYTES, lambda _: (ANY, "C")),),
+)
+
+
+def _after_rounding(node: ir.Node) -> bool:
+    codes = node.inputs[0]
+    producer = None if codes is None else codes.producer()
+    return producer is not None and producer.op_type == "QuantizeLinear"
+
+
+_UNROUND = OpRule(
+    operands=(
+        Operand("codes", SIGNED_BYTES, lambda _: (ANY, "C")),
+        Operand("scale", FLOATS, lambda _: ()),
+        Operand("zero", SIGNED_BYTES, lambda _: ()),
+    ),
+    attributes=(),
+    outputs=(Output("out", FLOATS, lambda _: (ANY, "C")),),
+    applies=_after_rounding,
+)
+
 _LINEAR = OpRule(
     operands=(Operand("x", FLOATS, lambda _: (ANY, "C")), Operand("w", FLOATS, lambda _: ("C", "N"))),
     attributes=(),
@@ -286,7 +317,8 @@ RULES: Mapping[tuple[str, str], tuple[OpRule, ...]] = {
     (DOMAIN, ROTARY_QKV): (_ROTARY_QKV,),
     (DOMAIN, ADD_RMS_NORM): (_ADD_RMS_NORM,),
     (DOMAIN, GATED_ACTIVATION): (_GATED_ACTIVATION,),
-    ("", "DequantizeLinear"): (_DEQUANTIZE,),
+    ("", "QuantizeLinear"): (_ROUND,),
+    ("", "DequantizeLinear"): (_DEQUANTIZE, _UNROUND),
     ("", "MatMul"): (_LINEAR,),
     ("", "RMSNormalization"): (_NORM,),
     ("", "RotaryEmbedding"): (_ROTATION,),

@@ -19,9 +19,18 @@ _LAST_AXIS = frozenset({"RMSNormalization", "Softmax", "LogSoftmax", "Split", "C
 _DEFAULT_AXIS = {"Split": 0}
 
 
+_ROUNDING = frozenset({"QuantizeLinear", "DequantizeLinear"})
+"""Elementwise with one scale for all; with a scale per group they are about a weight."""
+
+
 def is_elementwise(node: ir.Node) -> bool:
     """Whether each element of the result depends on its own place in the operands."""
-    return node.op_type in ELEMENTWISE and not node.domain
+    if node.domain:
+        return False
+    if node.op_type in _ROUNDING:
+        scale = node.inputs[1]
+        return scale is not None and scale.shape is not None and len(scale.shape) == 0
+    return node.op_type in ELEMENTWISE
 
 
 def is_row_wise(node: ir.Node) -> bool:

@@ -6,7 +6,9 @@ linear layer is MatMul(x, Transpose(parameter)). After attaching
 - a dense linear weight is an initializer [C, N], transposed when read; the Transpose node is gone. If the parameter has
   other consumers (a tied embedding) its bytes stay as they are and the Transpose stays in the graph;
 - a quantized linear weight is DequantizeLinear(codes [C, N], scales [g, N], zeros [g, N]) -> MatMul, blocked along C;
-  a permuted one gathers the activation's features into the codes' order first;
+  a permuted one gathers the activation's features into the codes' order first; one with a static activation scale
+  reads its activations through QuantizeLinear -> DequantizeLinear, one pair for all weights that read the same value
+  with the same scale, so that these still have one input and can be joined;
 - a quantized weight that something else reads (an embedding lookup) is dequantized, in its source layout.
 
 Letters: C input features, N output features, g groups along C.
@@ -21,6 +23,7 @@ import onnx_ir as ir
 
 from optimc.errors import CheckpointError
 from optimc_passes.dialect.rules import INPUTS
+from optimc_passes.graph.static_activations import StaticActivations
 from optimc_passes.graph.weight_expression import (
     Codes,
     Expression,
@@ -55,12 +58,13 @@ def attach_weights(model: ir.Model, store: Store, *, tied: Mapping[str, str] | N
     parameters = {value.name or "": value for value in graph.inputs if value.name not in ACTIVATION_INPUTS}
     _check(parameters, store)
     order = {node: index for index, node in enumerate(graph)}
+    activations = StaticActivations(graph)
     for name, value in parameters.items():
         graph.inputs.remove(value)
         if not value.uses():
             continue  # The model declares the parameter but computes nothing with it.
         if isinstance(store[name], Quantized):
-            _bind_quantized(graph, value, store, order)
+            _bind_quantized(graph, value, store, order, activations)
         else:
             _bind_dense(graph, value, store)
     return model
@@ -128,7 +132,13 @@ def _bind_dense(graph: ir.Graph, value: ir.Value, store: Store) -> None:
     graph.register_initializer(value)
 
 
-def _bind_quantized(graph: ir.Graph, value: ir.Value, store: Store, order: Mapping[ir.Node, int]) -> None:
+def _bind_quantized(
+    graph: ir.Graph,
+    value: ir.Value,
+    store: Store,
+    order: Mapping[ir.Node, int],
+    activations: StaticActivations,
+) -> None:
     assert value.name is not None
     name, weight = value.name, store[value.name]
     assert isinstance(weight, Quantized)
@@ -160,9 +170,12 @@ def _bind_quantized(graph: ir.Graph, value: ir.Value, store: Store, order: Mappi
             if consumer.op_type != "MatMul" or position != 1:
                 consumer.replace_input_with(position, in_source_order())
                 continue
+            x = consumer.inputs[0]
+            assert x is not None
+            if weight.activation_scale is not None:
+                x = activations.rounded(x, weight.activation_scale)
+                consumer.replace_input_with(0, x)
             if forward is not None:
-                x = consumer.inputs[0]
-                assert x is not None
                 gathered = _insert(graph, consumer, "Gather", [x, forward], {"axis": -1}, x.shape)
                 consumer.replace_input_with(0, gathered)
             consumer.replace_input_with(1, dequantized)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from optimc.plan.cpu_program import Embed, GatherRows, Linear
+from optimc.plan.cpu_program import Embed, GatherRows, Linear, View
 from optimc_passes.emit.cpu.axes import Axes
 from optimc_passes.emit.cpu.constants import Constant
 from optimc_passes.emit.cpu.emitter import Emitter, label
 from optimc_passes.emit.cpu.matrices import is_permutation, reorder
 from optimc_passes.emit.cpu.no_kernel import NoKernelError
-from optimc_passes.emit.cpu.values import LogitsRows, QuantizedMatrix, Rows, TokenIds, Value, view_of
+from optimc_passes.emit.cpu.values import LogitsRows, QuantizedMatrix, Rounded, Rows, TokenIds, Value, view_of
 from optimc_passes.emit.cpu.weights import FloatSource, IntSource, TableSource
 
 Given = Sequence[Value | None]
@@ -24,9 +24,11 @@ Given = Sequence[Value | None]
 def matmul(e: Emitter, _node: ir.Node, given: Given) -> Rows:
     """x [..., C] times a weight [C, N]."""
     x, weight = given
-    view = view_of(x)
+    view, static_scale = _multiplied(x)
     assert isinstance(x, Rows)
     match weight:
+        case Constant() if static_scale is not None:
+            raise NoKernelError("its activations are rounded with a static scale, and its weight is no integers")
         case Constant(shape=(features, outputs)):
             key = e.weight((id(weight), "panels"), weight.name, lambda: FloatSource(weight))
         case QuantizedMatrix(shape=(features, outputs), order=None, swapped=False):
@@ -39,8 +41,16 @@ def matmul(e: Emitter, _node: ir.Node, given: Given) -> Rows:
         raise NoKernelError(f"rows of {list(x.axes.inner)} meet {features} input features")
     name = weight.name.removesuffix(".weight")
     out = e.new(name, x.rows, outputs)
-    e.emit(Linear(name=name, x=view, weight=key, out=out))
+    e.emit(Linear(name=name, x=view, weight=key, static_scale=static_scale, out=out))
     return Rows(out, Axes(x.axes.lead, (outputs,)), x.rows)
+
+
+def _multiplied(x: Value | None) -> tuple[View, float | None]:
+    """Return the columns a linear layer multiplies, and the static scale they are rounded with, if there is one."""
+    match x:
+        case Rows(Rounded(view, scale, is_codes=False)):
+            return view, scale
+    return view_of(x), None
 
 
 def gather(e: Emitter, node: ir.Node, given: Given) -> Value:
@@ -76,21 +86,22 @@ def _embedding(e: Emitter, node: ir.Node, table: Constant | QuantizedMatrix, ids
 
 
 def _logits_rows(e: Emitter, node: ir.Node, x: Rows) -> Rows:
-    view = view_of(x)
+    view, scale = _multiplied(x)
     if x.axes.positive(node.attributes.get_int("axis", 0)) != x.axes.lead or x.rows != "tokens":
         raise NoKernelError("logits_rows picks tokens")
     name = label(node)
     out = e.new(name, "logits", view.width)
     e.emit(GatherRows(name=name, x=view, out=out))
-    return Rows(out, x.axes, "logits")
+    return Rows(out if scale is None else Rounded(out, scale), x.axes, "logits")
 
 
 def _reordered(e: Emitter, node: ir.Node, x: Rows, order: Constant) -> Rows:
-    view = view_of(x)
+    view, scale = _multiplied(x)
     last = x.axes.positive(node.attributes.get_int("axis", 0)) == x.axes.rank - 1
     if not last or len(x.axes.inner) != 1 or not is_permutation(order, view.width):
         raise NoKernelError("features are only reordered, all of a row")
-    return Rows(e.permuted(label(node), view, order), x.axes, x.rows)
+    ordered = e.permuted(label(node), view, order)
+    return Rows(ordered if scale is None else Rounded(ordered, scale), x.axes, x.rows)
 
 
 def _int_weight(e: Emitter, matrix: QuantizedMatrix) -> str:

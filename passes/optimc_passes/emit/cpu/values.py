@@ -45,6 +45,16 @@ class Rotated:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """Columns of a buffer rounded to 8 bits with one static scale, by the operation that multiplies them."""
+
+    view: View
+    scale: float
+    is_codes: bool = False
+    """Whether it is the int8 numbers, not yet times the scale."""
+
+
+@dataclass(frozen=True)
 class TokenIds:
     """input_ids."""
 
@@ -54,7 +64,7 @@ class Positions:
     """position_ids."""
 
 
-Content = View | Rotated | Frequencies | Wave | TokenIds | Positions
+Content = View | Rotated | Rounded | Frequencies | Wave | TokenIds | Positions
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,8 @@ def view_of(value: Value | None) -> View:
             return view
         case Rows(Rotated()):
             raise NoKernelError("rotated heads only reach attention, which rotates them as it reads them")
+        case Rows(Rounded()):
+            raise NoKernelError("activations rounded with a static scale are only multiplied by integer weights")
         case Rows(TokenIds()):
             raise NoKernelError("token ids are only looked up in a table")
         case Rows():

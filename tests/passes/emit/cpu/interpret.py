@@ -182,14 +182,15 @@ class Interpreter:
     def _sizes(buffer: QuantizedBuffer) -> list[int]:
         return [min(buffer.group, buffer.features - first) for first in range(0, buffer.features, buffer.group)]
 
-    def _round(self, x: np.ndarray, index: int, permutation: str | None) -> None:
+    def _round(self, x: np.ndarray, index: int, permutation: str | None, static: float | None) -> None:
         if permutation is not None:
             x = x[:, self.dense[permutation]]
+        assert static is None or self.program.buffers[index].terms == 1
         for term in range(self.program.buffers[index].terms):
-            self._round_term(x, index, term)
+            self._round_term(x, index, term, static)
             x = x - self._rounded_term(index, term)
 
-    def _round_term(self, x: np.ndarray, index: int, term: int) -> None:
+    def _round_term(self, x: np.ndarray, index: int, term: int, static: float | None) -> None:
         buffer = self.program.buffers[index]
         codes, scales, sums = self._quantized(index, term)
         assert x.shape[1] == buffer.features
@@ -198,7 +199,9 @@ class Interpreter:
         for g, size in enumerate(self._sizes(buffer)):
             part = x[:, first : first + size]
             scale = np.abs(part).max(axis=1) / np.float32(127)
-            rounded = np.rint(part / np.where(scale == 0, 1, scale)[:, None])
+            if static is not None:
+                scale = np.full(len(part), static, np.float32)
+            rounded = np.clip(np.rint(part / np.where(scale == 0, 1, scale)[:, None]), -127, 127)
             codes[:, at : at + size] = rounded
             scales[:, g], sums[:, g] = scale, rounded.sum(axis=1)
             at, first = at + -(-size // 8) * 8, first + size
@@ -240,10 +243,10 @@ class Interpreter:
         if op.out is not None:
             self._view(op.out)[:] = result
         if op.quantized is not None:
-            self._round(result, op.quantized, op.permutation)
+            self._round(result, op.quantized, op.permutation, op.quantized_scale)
 
     def _quantize(self, op: Quantize) -> None:
-        self._round(self._read(op.x), op.quantized, op.permutation)
+        self._round(self._read(op.x), op.quantized, op.permutation, op.scale)
 
     def _linear(self, op: Linear) -> None:
         weight = self.program.weights[op.weight]
