@@ -37,6 +37,14 @@ class PeakMemory:
         self.peak_bytes = max(0, _high_water() - self._start)
 
 
+def resident_bytes() -> int:
+    """Return what the process has resident now; where the system does not say, the most it ever had."""
+    try:
+        return _resident("VmRSS")
+    except OSError:
+        return _high_water()
+
+
 def _high_water() -> int:
     try:
         return _resident("VmHWM")

@@ -6,7 +6,7 @@ Letters: C input features, N output features, G quantization group along C.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,15 @@ class Quantized:
     def symmetric(self) -> bool:
         """Whether every zero point is 2**(bits - 1)."""
         return self.zeros is None
+
+    def rows(self, rows: NDArray[np.integer]) -> Quantized:
+        """Return some rows, in memory."""
+        return replace(
+            self,
+            codes=Dense.of(self.codes.read()[rows]),
+            scales=Dense.of(self.scales.read()[rows]),
+            zeros=None if self.zeros is None else Dense.of(self.zeros.read()[rows]),
+        )
 
     def dequantize(self) -> NDArray[np.float32]:
         """Return the weight as float32 [N, C], in the source's column order."""

@@ -277,3 +277,106 @@ def _apply_rule(rules: type[Rule] | tuple[type[Rule], ...], text: str, opset: in
 def apply_rule() -> Callable[..., Applied]:
     """Apply a rule, or several in order, to a graph written as text: `apply_rule(rules, text, opset=23)`."""
     return _apply_rule
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "mistral": ("MistralConfig", {"sliding_window": 8, "head_dim": 24}),
+    "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", {"head_dim": 24}),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "attention_multiplier": 0.4,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 0.25,
+            "attention_bias": True,
+        },
+    ),
+    "phi3": ("Phi3Config", {}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "sliding_window": 8,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "olmo2": ("Olmo2Config", {}),
+}
+"""Name to the transformers configuration class and what bites about it."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A tiny random transformers model in evaluation mode, and the same as a loaded checkpoint."""
+
+    name: str
+    model: Any
+    checkpoint: Checkpoint
+
+    @property
+    def config(self) -> Any:
+        return self.checkpoint.config
+
+
+def _make_family(name: str, **changes: Any) -> Family:
+    import torch
+    import transformers
+
+    class_name, options = FAMILIES[name]
+    config = getattr(transformers, class_name)(**{**SIZES, **options, **changes})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    centred = name.startswith("gemma")
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:
+                parameter.uniform_(0.5, 2.0).sub_(1.0 if centred else 0.0)
+            elif "embed" in parameter_name or "lm_head" in parameter_name:
+                parameter.normal_(0.0, 0.2 if centred else 1.0)
+            elif parameter_name.endswith("bias"):
+                parameter.normal_(0.0, 0.5)
+            else:
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+    store = WeightStore({n: Dense.of(p.detach().numpy().copy()) for n, p in model.named_parameters()})
+    assets = TokenizerAssets(None, None)
+    checkpoint = Checkpoint(name, "f" * 64, config, store, assets, bos=None, eos=(), pad=None)
+    return Family(name, model.eval(), checkpoint)
+
+
+@pytest.fixture(scope="session", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest) -> Family:
+    """Each tested family of architectures in turn."""
+    return _make_family(request.param)
+
+
+@pytest.fixture(scope="session")
+def make_family() -> Callable[..., Family]:
+    """Make a family's model by name; keyword arguments are fields of its configuration."""
+    return _make_family

@@ -25,18 +25,18 @@ def build_skeleton(config: Any) -> nn.Module:
     config.dtype = torch.float32
     # Padding only matters to training; some checkpoints name a token beyond their own vocabulary.
     config.pad_token_id = None
-    with _parameters_on_meta():
+    with parameters_on_meta():
         model: nn.Module = AutoModelForCausalLM.from_config(
             config, attn_implementation=ATTENTION_NAME, dtype=torch.float32
         )
     model.tie_weights()  # type: ignore[operator]  # nn.Module declares no methods of its subclasses
     _fill_with_zeros(model)
-    _freeze_longrope(model)
+    freeze_longrope(model)
     return model.eval()
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Move every parameter to the meta device as soon as a module registers it, before it is initialised."""
 
     def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -65,7 +65,7 @@ def _fill_with_zeros(model: nn.Module) -> None:
             module._parameters[name] = filled[id(parameter)]
 
 
-def _freeze_longrope(model: nn.Module) -> None:
+def freeze_longrope(model: nn.Module) -> None:
     """Keep the short factors for good: `check_supported` admits longrope only where no sequence can need the long."""
     for module in model.modules():
         if getattr(module, "rope_type", None) == "longrope":

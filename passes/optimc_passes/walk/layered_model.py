@@ -1,22 +1,37 @@
-"""A transformers model of which one decoder layer at a time has its weights."""
+"""A transformers model of which one decoder layer at a time has its weights.
+
+Letters: T tokens of a window, H attention heads, Hkv key and value heads, D channels of a head, V vocabulary.
+
+A decoder layer is run in five steps, so that every linear layer is computed once per token although a pass may change
+weights in between: what attention reads, what its output projection reads, what the feed-forward half reads, what its
+output projection reads, and the layer's output. The layer's own code does the norms, multipliers and sums; where a
+step needs only part of it, the rest is stood in for.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+from optimc_passes.frontend.skeleton import freeze_longrope, parameters_on_meta
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.walk.activations import Activations
-from optimc_passes.weights import Weight
+from optimc_passes.walk.attention_function import WALK_ATTENTION, AttentionHook, walk_attention
+from optimc_passes.walk.structure import ATTENTION, ATTENTION_OUT, MLP, MLP_OUT
+from optimc_passes.weights import Dense, Weight
 
-AttentionHook = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
-"""Layer, then q [1, H, T, D] and k, v [1, Hkv, T, D] after RoPE; what it returns replaces k and v."""
+STAGES = ("attention_in", "attention_out", "mlp_in", "mlp_out")
+"""Places of a decoder layer that linear layers read, in the order they are computed."""
 
 
 @dataclass(frozen=True)
@@ -24,59 +39,392 @@ class Stage:
     """Linear layers of one decoder layer that read the same value: they share second moments and column order."""
 
     name: str
-    """attention_in, attention_out, mlp_in or mlp_out."""
+    """One of `STAGES`."""
     linears: tuple[LinearWeight, ...]
+
+
+class _Stop(Exception):  # noqa: N818 - not an error
+    """Ends a forward pass with what somebody wanted to see."""
+
+    def __init__(self, seen: Tensor, arguments: Mapping[str, Any] | None = None) -> None:
+        super().__init__("not an error")
+        self.seen = seen
+        self.arguments = dict(arguments or {})
 
 
 class LoadedLayer:
     """One decoder layer with its weights in memory, float32."""
 
-    index: int
-    prefix: str
-    """Of its parameters' names: "model.layers.3."."""
-    module: nn.Module
+    def __init__(self, model: LayeredModel, index: int, tensors: dict[str, Tensor]) -> None:
+        self._model = model
+        self.index = index
+        self.module = model.layer_module(index)
+        self.prefix = model.layer_prefix(index)
+        """Of its parameters' names: "model.layers.3."."""
+        self._original = dict(tensors)
+        self._tensors = tensors
+        self._attention_arguments: dict[int, dict[str, Any]] = {}
+        self._place(tensors)
 
     def weight(self, name: str) -> NDArray[np.float32]:
-        """Return a parameter by its full name; norms and biases, too."""
-        raise NotImplementedError
+        """Return a parameter by its full name, norms and biases too; not to be written to."""
+        value: NDArray[np.float32] = self._tensors[name].numpy()
+        return value
 
     def set_weight(self, name: str, value: NDArray[np.float32]) -> None:
-        """Replace a parameter; later runs of the layer use it."""
-        raise NotImplementedError
+        """Replace a parameter; from now on the layer runs with the new one."""
+        assert value.shape == self._tensors[name].shape, (name, value.shape)
+        # A copy in torch's memory: how an array happens to be aligned must not reach the results' last bits.
+        self._tensors[name] = torch.tensor(value, dtype=torch.float32)
+        self._place({name: self._tensors[name]})
+
+    @contextmanager
+    def original_weights(self) -> Iterator[None]:
+        """Run with the weights the layer was loaded with."""
+        self._place(self._original)
+        try:
+            yield
+        finally:
+            self._place(self._tensors)
 
     def run(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the layer's output [T, hidden] for the input of one window."""
-        raise NotImplementedError
+        """Return the layer's output [T, hidden] for its input [T, hidden], one window."""
+        with self._model.forward():
+            out: Tensor = self.module(_batch(x), **self._model.layer_arguments(self.index, len(x)))
+        result: NDArray[np.float32] = out[0].numpy()
+        return result
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """Return what attention reads, [T, hidden]."""
+        with self._model.forward(), _replaced(self._attention, _stop_at_hidden_states):
+            stop = _stopped(lambda: self._forward(x))
+        self._attention_arguments[len(x)] = stop.arguments
+        return stop.seen
+
+    def attention_context(self, attention_input: Tensor) -> Tensor:
+        """Return what the output projection of attention reads, [T, H * D]. `attention_input` was called before."""
+        arguments = self._attention_arguments[len(attention_input)]
+        with self._model.forward(), _replaced(self._attention_out, _stop_at_first):
+            return _stopped(lambda: self._attention(hidden_states=attention_input[None], **arguments)).seen
+
+    def attention_output(self, context: Tensor) -> Tensor:
+        """Return what attention adds, [T, hidden]."""
+        with self._model.forward():
+            out: Tensor = self._attention_out(context)
+            return out
+
+    def mlp_input(self, x: Tensor, attention: Tensor) -> Tensor:
+        """Return what the feed-forward half reads, [T, hidden], given what attention added."""
+        with (
+            self._model.forward(),
+            _replaced(self._attention, lambda *_, **__: (attention[None], None)),
+            _replaced(self._mlp, _stop_at_first),
+        ):
+            return _stopped(lambda: self._forward(x)).seen
+
+    def mlp_context(self, mlp_input: Tensor) -> Tensor:
+        """Return what the output projection of the feed-forward half reads, [T, intermediate]."""
+        with self._model.forward(), _replaced(self._mlp_out, _stop_at_first):
+            return _stopped(lambda: self._mlp(mlp_input[None])).seen
+
+    def mlp_output(self, context: Tensor) -> Tensor:
+        """Return what the feed-forward half adds, [T, hidden]."""
+        with self._model.forward():
+            out: Tensor = self._mlp_out(context)
+            return out
+
+    def output(self, x: Tensor, attention: Tensor, mlp: Tensor) -> Tensor:
+        """Return the layer's output [T, hidden], given what its halves added."""
+        with (
+            self._model.forward(),
+            _replaced(self._attention, lambda *_, **__: (attention[None], None)),
+            _replaced(self._mlp, lambda *_, **__: mlp[None]),
+        ):
+            out: Tensor = self._forward(x)
+            return out[0]
+
+    def release(self) -> None:
+        """Take the weights away."""
+        self._place({name: torch.empty(tensor.shape, device="meta") for name, tensor in self._tensors.items()})
+        self._tensors, self._original = {}, {}
+
+    def _forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x[None], **self._model.layer_arguments(self.index, len(x)))
+        return out
+
+    def _place(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            _put(self.module, name.removeprefix(self.prefix), tensor)
+
+    @property
+    def _attention(self) -> nn.Module:
+        return self.module.get_submodule(ATTENTION)
+
+    @property
+    def _attention_out(self) -> nn.Module:
+        return self._attention.get_submodule(ATTENTION_OUT)
+
+    @property
+    def _mlp(self) -> nn.Module:
+        return self.module.get_submodule(MLP)
+
+    @property
+    def _mlp_out(self) -> nn.Module:
+        return self._mlp.get_submodule(MLP_OUT)
+
+
+class Head:
+    """The end of a model with its weights in memory: final norm, head, and what comes after it."""
+
+    def __init__(self, model: LayeredModel, weights: Mapping[str, Weight]) -> None:
+        self._model = model
+        self._tensors = model.head_tensors(weights)
+
+    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return logits [n, V] of the last layer's output [n, hidden]."""
+        logits: NDArray[np.float32] = self._model.run_end(self._tensors, torch.from_numpy(hidden)).logits[0].numpy()
+        return logits
 
 
 class LayeredModel:
-    """transformers' float32 model of a configuration, with its buffers but without parameters."""
+    """transformers' float32 model of a configuration, with its buffers but without parameters.
 
-    attention_hook: AttentionHook | None = None
-    num_layers: int
-    hidden_size: int
+    Windows are run one at a time and never padded, so results do not depend on how text is cut into batches.
+    """
 
     def __init__(self, config: Any) -> None:
-        raise NotImplementedError
+        config = copy.deepcopy(config)
+        config.dtype = torch.float32
+        config.pad_token_id = None  # padding only matters to training
+        config.use_cache = False
+        text = config.get_text_config(decoder=True)
+        self.attention_hook: AttentionHook | None = None
+        self._softcap = bool(getattr(text, "attn_logit_softcapping", None))
+        with walk_attention(None, softcap=self._softcap), parameters_on_meta():
+            self._model: Any = AutoModelForCausalLM.from_config(
+                config, attn_implementation=WALK_ATTENTION, dtype=torch.float32
+            )
+        freeze_longrope(self._model)
+        self._model.eval()
+        self._base: nn.Module = self._model.base_model
+        self._base_prefix = f"{self._model.base_model_prefix}."
+        layers = self._base.layers
+        assert isinstance(layers, nn.ModuleList)
+        self._layers = layers
+        self.num_layers = len(layers)
+        self.hidden_size = int(text.hidden_size)
+        self._head_name = self._name_of(self._model.get_output_embeddings())
+        self._embedding = self._model.get_input_embeddings()
+        self._embedding_name = self._name_of(self._embedding)
+        self._arguments: dict[int, list[dict[str, Any]]] = {}
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Surround whatever runs modules of this model."""
+        with torch.inference_mode(), walk_attention(self.attention_hook, softcap=self._softcap):
+            yield
+
+    @property
+    def head_name(self) -> str:
+        """Parameter name of the head's weight, "lm_head.weight"."""
+        return f"{self._head_name}.weight"
+
+    @property
+    def embedding_name(self) -> str:
+        """Parameter name of the input embedding."""
+        return f"{self._embedding_name}.weight"
+
+    def layer_module(self, layer: int) -> nn.Module:
+        """Return transformers' module of a decoder layer."""
+        return self._layers[layer]
+
+    def layer_prefix(self, layer: int) -> str:
+        """Return what the names of a layer's parameters begin with."""
+        return f"{self._base_prefix}layers.{layer}."
+
+    def layer_parameters(self, layer: int) -> dict[str, tuple[int, ...]]:
+        """Return the layer's parameters by full name, with their shapes."""
+        prefix = self.layer_prefix(layer)
+        return {prefix + name: tuple(tensor.shape) for name, tensor in self._layers[layer].named_parameters()}
 
     def stages(self, layer: int) -> tuple[Stage, ...]:
-        """Return attention_in, attention_out, mlp_in, mlp_out."""
-        raise NotImplementedError
+        """Return attention_in, attention_out, mlp_in and mlp_out with the layers that read there, in their order."""
+        prefix = self.layer_prefix(layer)
+        found: dict[str, list[LinearWeight]] = {name: [] for name in STAGES}
+        for half, last, into, out in (
+            (ATTENTION, ATTENTION_OUT, "attention_in", "attention_out"),
+            (MLP, MLP_OUT, "mlp_in", "mlp_out"),
+        ):
+            for name, module in self._layers[layer].get_submodule(half).named_modules():
+                if isinstance(module, nn.Linear):
+                    linear = LinearWeight(f"{prefix}{half}.{name}.weight", (module.out_features, module.in_features))
+                    found[out if name == last else into].append(linear)
+        return tuple(Stage(name, tuple(linears)) for name, linears in found.items())
 
     @contextmanager
     def loaded(self, layer: int, weights: Mapping[str, Weight]) -> Iterator[LoadedLayer]:
         """Give a decoder layer its weights, dequantized where they are codes, and take them away on leaving."""
-        raise NotImplementedError
-        yield
+        tensors = {name: _tensor(weights[name]) for name in self.layer_parameters(layer)}
+        loaded = LoadedLayer(self, layer, tensors)
+        del tensors
+        try:
+            yield loaded
+        finally:
+            loaded.release()
 
     def embed(self, weights: Mapping[str, Weight], rows: Sequence[NDArray[np.int32]], out: Activations) -> None:
-        """Put the input of layer 0 into `out`."""
-        raise NotImplementedError
+        """Put the input of layer 0 into `out`, [T, hidden] for each row of token ids [T].
+
+        Only the embedding's rows that occur are read.
+        """
+        used, numbered = np.unique(np.concatenate([np.asarray(row, np.int64) for row in rows]), return_inverse=True)
+        table = torch.tensor(_rows(weights[self.embedding_name], used), dtype=torch.float32)
+        ends = np.cumsum([len(row) for row in rows])
+        with self._placed({self.embedding_name: table}), self.forward(), _replaced(self._layers[0], _stop_at_first):
+            for index, ids in enumerate(np.split(numbered, ends[:-1])):
+                out.put(index, _stopped(partial(self._base, input_ids=torch.from_numpy(ids)[None])).seen)
 
     def normed(self, weights: Mapping[str, Weight], x: Activations, out: Activations) -> None:
-        """Put the head's input into `out`, from the last layer's output."""
-        raise NotImplementedError
+        """Put what the head reads into `out`, given the last layer's output."""
+        tensors = {name: _tensor(weights[name]) for name in self._end_parameters()}
+        for index in range(len(x.lengths)):
+            out.put(index, self._run_base(tensors, x.tensor(index)).last_hidden_state[0])
+
+    def head(self, weights: Mapping[str, Weight]) -> Head:
+        """Load final norm and head."""
+        return Head(self, weights)
 
     def head_logits(self, weights: Mapping[str, Weight], hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return logits [n, V] from the last layer's output [n, hidden]: final norm, head, multipliers, softcap."""
-        raise NotImplementedError
+        """Return logits [n, V] of the last layer's output [n, hidden]. For many calls in a row `head` loads once."""
+        return self.head(weights).logits(hidden)
+
+    def head_weight(self, weights: Mapping[str, Weight]) -> Weight:
+        """Return the head's weight [V, hidden]: its own, or the one it is tied to."""
+        return weights[self.head_name] if self.head_name in weights else weights[self.embedding_name]
+
+    def head_tensors(self, weights: Mapping[str, Weight]) -> dict[str, Tensor]:
+        """Return the parameters of the model's end by name."""
+        head = self._model.get_output_embeddings()
+        extra = [f"{self._head_name}.{name}" for name, _ in head.named_parameters() if name != "weight"]
+        tensors = {name: _tensor(weights[name]) for name in [*self._end_parameters(), *extra]}
+        return {**tensors, self.head_name: _tensor(self.head_weight(weights))}
+
+    def run_end(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Any:
+        """Run everything after the layers on [n, hidden]; returns what the model returns."""
+        with self._placed(tensors), self.forward(), self._layers_give(hidden):
+            return self._model(inputs_embeds=hidden[None])
+
+    def layer_arguments(self, layer: int, length: int) -> Mapping[str, Any]:
+        """Return what the model hands to a layer beside the hidden state: masks, rotary factors. Once per length."""
+        if length not in self._arguments:
+            seen: list[dict[str, Any]] = []
+
+            def record(hidden_states: Tensor, **arguments: Any) -> Tensor:
+                seen.append(arguments)
+                if len(seen) == self.num_layers:
+                    raise _Stop(hidden_states)
+                return hidden_states
+
+            with _all_replaced(self._layers, record):
+                _stopped(partial(self._base, inputs_embeds=torch.zeros(1, length, self.hidden_size)))
+            self._arguments[length] = seen
+        return self._arguments[length][layer]
+
+    def _run_base(self, tensors: Mapping[str, Tensor], hidden: Tensor) -> Any:
+        with self._placed(tensors), self.forward(), self._layers_give(hidden):
+            return self._base(inputs_embeds=hidden[None])
+
+    @contextmanager
+    def _layers_give(self, hidden: Tensor) -> Iterator[None]:
+        """Let every layer return `hidden`, whatever it is given: embeddings may be scaled on their way to the first."""
+        with _all_replaced(self._layers, lambda *_, **__: hidden[None]):
+            yield
+
+    def _end_parameters(self) -> list[str]:
+        """Return the names of what is neither in a layer nor the embedding nor the head: the final norm."""
+        inside = f"{self._base_prefix}layers."
+        names = [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
+        apart = (f"{self._embedding_name}.", f"{self._head_name}.", inside)
+        return [name for name in names if not name.startswith(apart)]
+
+    @contextmanager
+    def _placed(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Give parameters outside the layers their values for a while."""
+        before = {name: self._model.get_parameter(name) for name in tensors}
+        for name, tensor in tensors.items():
+            _put(self._model, name, tensor)
+        try:
+            yield
+        finally:
+            for name, parameter in before.items():
+                _put(self._model, name, parameter)
+
+    def _name_of(self, module: nn.Module) -> str:
+        names: list[str] = [name for name, candidate in self._model.named_modules() if candidate is module]
+        return names[0]
+
+
+def _tensor(weight: Weight) -> Tensor:
+    """Return a weight as float32 in memory of torch's own."""
+    values = weight.read().astype(np.float32) if isinstance(weight, Dense) else weight.dequantize()
+    return torch.tensor(values)
+
+
+def _rows(weight: Weight, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return some rows of a weight as float32."""
+    if isinstance(weight, Dense):
+        picked: NDArray[np.float32] = weight.read()[rows].astype(np.float32)
+        return picked
+    return weight.rows(rows).dequantize()
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+    # Not through setattr: tied parameters are one object there, and each name is given its own here.
+    module.get_submodule(owner)._parameters[last] = parameter
+
+
+def _batch(x: NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x))[None]
+
+
+def _stop_at_first(value: Tensor, **_arguments: Any) -> Any:
+    raise _Stop(value[0])
+
+
+def _stop_at_hidden_states(hidden_states: Tensor, **arguments: Any) -> Any:
+    raise _Stop(hidden_states[0], arguments)
+
+
+def _stopped(run: Callable[[], Any]) -> _Stop:
+    try:
+        run()
+    except _Stop as stop:
+        return stop
+    raise AssertionError("the model returned without calling what it was stopped at")
+
+
+@contextmanager
+def _replaced(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a module call `function` in place of its own `forward`."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = function
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
+
+
+@contextmanager
+def _all_replaced(modules: nn.ModuleList, function: Callable[..., Any]) -> Iterator[None]:
+    for module in modules:
+        module.__dict__["forward"] = function
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.__dict__.pop("forward")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from optimc_passes.checkpoint import Checkpoint
 from optimc_passes.walk.activations import Activations
+from optimc_passes.walk.attention_function import AttentionHook
 from optimc_passes.walk.budget import Budget
-from optimc_passes.walk.layered_model import AttentionHook
 from optimc_passes.weights import Weight
 
 
