@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 KvDtype = Literal["float32", "bfloat16", "float16", "int8", "int4", "fp8"]
 
@@ -32,9 +32,10 @@ class KvLayer(_Section):
     provenance: KvProvenance = "dynamic"
     calibration_tokens: int = Field(default=0, ge=0)
     key_scales: str | None = None
-    """Plan tensor, float32 [num_kv_heads, head_dim]; only where keys is "channel"."""
+    """Plan tensor, float32 [num_kv_heads, head_dim]; only where keys is "channel". A key, rotated already, is stored as
+    round((key - minimum) / scale), saturated."""
     key_minimums: str | None = None
-    """As `key_scales`, for int4."""
+    """As `key_scales`, for int4; int8 has none."""
 
 
 class KvLayout(_Section):
@@ -48,3 +49,25 @@ class KvLayout(_Section):
     def dtype_of(self, layer: int) -> KvDtype:
         """Return what a layer's cache holds."""
         return self.layers[layer].dtype or self.dtype
+
+    @property
+    def dtypes(self) -> tuple[KvDtype, ...]:
+        """What any layer's cache holds, in the order of their first layers."""
+        return tuple(dict.fromkeys(map(self.dtype_of, range(len(self.layers)))))
+
+    @property
+    def is_uncalibrated(self) -> bool:
+        """Whether any layer's scales were assumed, neither measured nor computed as tokens are written."""
+        return any(layer.provenance == "default" for layer in self.layers)
+
+    @model_validator(mode="after")
+    def _scales_fit(self) -> KvLayout:
+        for index, layer in enumerate(self.layers):
+            dtype, channel = self.dtype_of(index), layer.keys == "channel"
+            if channel and dtype not in ("int8", "int4"):
+                raise ValueError(f"layer {index}: keys with scales of channels in a cache of {dtype}")
+            if channel != (layer.key_scales is not None):
+                raise ValueError(f"layer {index}: keys per {layer.keys} {'need' if channel else 'have no'} key_scales")
+            if (channel and dtype == "int4") != (layer.key_minimums is not None):
+                raise ValueError(f"layer {index}: key_minimums are for keys per channel in int4, and needed there")
+        return self

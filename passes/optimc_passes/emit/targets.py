@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from optimc.errors import LoweringError
+from optimc.plan import KvDtype
 from optimc.registry import Registry
 from optimc_passes.artifact import Artifact
 from optimc_passes.emit import onnxruntime
@@ -23,16 +24,30 @@ class Target:
     """Return why each option it refuses is refused, by the option's name. Looked at before a weight is read."""
     lower: Callable[[Artifact, LoweringOptions], Lowered]
     """Lower options that have been checked."""
+    kv_dtypes: tuple[KvDtype, ...]
+    """What a layer's KV cache may hold."""
 
     def __call__(self, artifact: Artifact, options: LoweringOptions) -> Lowered:
         """Lower the artifact's graph, which must have its weights attached.
 
-        Raises LoweringError for options the target refuses, and naming the node that has no kernel on it.
+        Raises LoweringError for options the target refuses, for a KV cache it has no kernels for, and naming the node
+        that has none.
         """
         refused = self.check_options(options)
+        for choice in artifact.choices.kv:
+            reason = self.refuse_kv(choice.dtype)
+            if reason is not None:
+                refused["KV cache"] = reason
         if refused:
             raise LoweringError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
         return self.lower(artifact, options)
+
+    def refuse_kv(self, dtype: KvDtype) -> str | None:
+        """Return why no layer's cache can hold `dtype`; None if it can."""
+        if dtype in self.kv_dtypes:
+            return None
+        elsewhere = "; fp8 is for the tensorrt target" if dtype == "fp8" else ""
+        return f"no kernels for keys and values in {dtype}, use one of {', '.join(self.kv_dtypes)}{elsewhere}"
 
 
 def _lower_onnxruntime(artifact: Artifact, options: LoweringOptions) -> Lowered:
@@ -43,13 +58,16 @@ def _lower_onnxruntime(artifact: Artifact, options: LoweringOptions) -> Lowered:
 
 def _lower_cpu(artifact: Artifact, options: LoweringOptions) -> Lowered:
     assert artifact.graph is not None, "lowering follows the graph stage"
-    return cpu.lower(artifact.graph, options)
+    return cpu.lower(artifact.graph, options, artifact.choices.kv, artifact.weights)
 
 
 def _registered() -> Registry[Target]:
     registry: Registry[Target] = Registry("target")
-    registry.register(cpu.BACKEND, Target(cpu.VERSION, cpu.check_options, _lower_cpu))
-    registry.register(onnxruntime.BACKEND, Target(onnxruntime.VERSION, onnxruntime.check_options, _lower_onnxruntime))
+    registry.register(cpu.BACKEND, Target(cpu.VERSION, cpu.check_options, _lower_cpu, cpu.KV_DTYPES))
+    registry.register(
+        onnxruntime.BACKEND,
+        Target(onnxruntime.VERSION, onnxruntime.check_options, _lower_onnxruntime, ("float32",)),
+    )
     return registry
 
 

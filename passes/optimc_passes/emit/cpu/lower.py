@@ -5,24 +5,29 @@ See `optimc.plan.cpu_program` for what a program is and for the bytes of its wei
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import onnx_ir as ir
 
+from optimc.plan import KvDtype
+from optimc_passes.choices import KvChoice
 from optimc_passes.emit.cpu.finish import finish
 from optimc_passes.emit.cpu.fuse_gates import fuse_gates
 from optimc_passes.emit.cpu.fuse_sums import fuse_sums
 from optimc_passes.emit.cpu.hoist_rows import hoist_rows
 from optimc_passes.emit.cpu.merge_elementwise import merge_elementwise
-from optimc_passes.emit.cpu.quantize_activations import quantize_activations
+from optimc_passes.emit.cpu.quantize_activations import quantize_activations, refuse_static_scales
 from optimc_passes.emit.cpu.remove_dead import remove_dead
 from optimc_passes.emit.cpu.share_buffers import share_buffers
 from optimc_passes.emit.cpu.share_tied_table import share_tied_table
 from optimc_passes.emit.cpu.translate import translate
-from optimc_passes.emit.kv_layout import kv_layout
+from optimc_passes.emit.kv_layout import key_scale_tensors, kv_layout
 from optimc_passes.emit.lowered import Lowered, LoweringOptions
+from optimc_passes.weights import Weight
 
 BACKEND = "cpu"
-VERSION = 3
-KV_DTYPES = ("float32", "bfloat16", "int8", "int4")
+VERSION = 4
+KV_DTYPES: tuple[KvDtype, ...] = ("float32", "bfloat16", "int8", "int4")
 
 
 def check_options(options: LoweringOptions) -> dict[str, str]:
@@ -32,8 +37,16 @@ def check_options(options: LoweringOptions) -> dict[str, str]:
     return {"kv_dtype": f"the {BACKEND} target has no pool of {options.kv_dtype}; use one of {', '.join(KV_DTYPES)}"}
 
 
-def lower(model: ir.Model, options: LoweringOptions) -> Lowered:
+def lower(
+    model: ir.Model,
+    options: LoweringOptions,
+    kv: Sequence[KvChoice] = (),
+    weights: Mapping[str, Weight] | None = None,
+) -> Lowered:
     """Lower a dialect graph with attached weights; `model` is not changed.
+
+    `kv` says the cache's format layer by layer, all of them in KV_DTYPES, and `weights` holds the scales it needs;
+    without it `options.kv_dtype` is that of all layers.
 
     Reads norm weights and scales; large tensors are packed when the plan is written, one at a time. Activations of
     products with integer weights are rounded to 8 bits unless `options.int8_activations` is False.
@@ -49,9 +62,12 @@ def lower(model: ir.Model, options: LoweringOptions) -> Lowered:
     fuse_gates(draft)
     if options.int8_activations is not False:
         quantize_activations(draft, options.activation_scales)
+    else:
+        refuse_static_scales(draft)
     remove_dead(draft)
     share_tied_table(draft)
     share_buffers(draft)
     program, tensors = finish(draft, options.max_step_tokens)
     described = program.model_dump(mode="json", exclude_none=True)
-    return Lowered(described, tensors, {}, kv_layout(model, options.block_size, options.kv_dtype))
+    layout = kv_layout(model, options.block_size, options.kv_dtype, kv)
+    return Lowered(described, [*tensors, *key_scale_tensors(layout, weights or {})], {}, layout)

@@ -1,0 +1,243 @@
+"""`kv_quant`: number formats of the KV cache, layer by layer.
+
+Values have one scale per token and head, computed as they are written. Keys have one per token and head as well, or one
+per head and channel, measured on calibration text (KIVI, arXiv 2402.02750): keys have channels that are large for every
+token, and a scale they share with the others leaves those few steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from optimc.plan import KvDtype, KvKeys, LayerReport
+from optimc_passes import kv_weights
+from optimc_passes.artifact import Artifact
+from optimc_passes.base import Metrics, Pass, PassConfig, PassContext, PassResult
+from optimc_passes.choices import KV_PREFIX, Choices, KvChoice
+from optimc_passes.quantize.kv_ranges import KeyScales, KvCode, assumed_scales, bytes_per_token
+from optimc_passes.quantize.linears import linear_weights
+from optimc_passes.weights import Dense, Weight, WeightStore
+
+CHANNELS_PAY = 0.9
+"""Keys get scales of channels if the error is at most this share of that with scales of tokens: those of channels are
+fixed and saturate, so they must be worth it."""
+_BITS: dict[KvDtype, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
+
+
+class KvQuantConfig(PassConfig):
+    """How keys and values are kept."""
+
+    dtype: Literal["int8", "int4", "fp8", "auto"] = "int8"
+    """`auto` takes each layer's dtype from an `auto_bits` pass before this one. `fp8` is for targets that have it."""
+    keys: Literal["auto", "token", "channel"] = "auto"
+    """Whose scale a key is rounded with: its `token`'s, computed as it is written, or its `channel`'s, measured on
+    calibration text after RoPE and fixed, so that keys beyond what was seen saturate. `auto` measures which is better,
+    layer by layer."""
+    skip_layers: tuple[int, ...] = Field(default=(), strict=False)
+    """Layers, counted from 0, whose cache stays at `float_dtype`."""
+    float_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What the cache of skipped layers holds."""
+    allow_uncalibrated: bool = False
+    """Do without calibration text: keys have scales of tokens, or, with `keys: channel`, assumed ones for magnitudes up
+    to 16. The plan is marked as uncalibrated then."""
+
+    def dtypes(self) -> dict[str, KvDtype]:
+        """Return every dtype asked for, by the option that asks."""
+        asked: dict[str, KvDtype] = {} if self.dtype == "auto" else {"dtype": self.dtype}
+        return {**asked, "float_dtype": self.float_dtype} if self.skip_layers else asked
+
+
+class _Layer(NamedTuple):
+    """What became of one layer's cache."""
+
+    choice: KvChoice
+    scales: KeyScales | None
+    error: float | None
+    note: str | None
+
+
+class KvQuant(Pass[KvQuantConfig]):
+    """Chooses what each layer's KV cache holds; no weight changes."""
+
+    name = "kv_quant"
+    version = 1
+    stage = "weights"
+    config_type = KvQuantConfig
+
+    @property
+    def uses_calibration(self) -> bool:
+        """Whether keys may get scales of channels, and those are to be measured."""
+        return self.config.keys != "token" and self.config.dtype != "fp8" and not self.config.allow_uncalibrated
+
+    def host_bytes(self, artifact: Artifact) -> int:
+        """Return a decoder layer, the embedding's rows, and two windows of the widest activations, in float32."""
+        if not self.uses_calibration or artifact.calibration is None:
+            return 0
+        linears = [linear for linear in linear_weights(artifact.checkpoint.config) if not linear.is_head]
+        layers = _num_layers(artifact)
+        layer = 4 * sum(rows * columns for rows, columns in (linear.shape for linear in linears)) // layers
+        widest = max(sum(linear.shape) for linear in linears)
+        longest = max(len(row) for row in artifact.calibration.tokens)
+        text = artifact.checkpoint.config.get_text_config(decoder=True)
+        vocabulary_rows = min(int(text.vocab_size), artifact.calibration.tokens_used)
+        return 2 * layer + 4 * (vocabulary_rows * int(text.hidden_size) + 4 * longest * widest)
+
+    def requires(self, artifact: Artifact) -> list[str]:
+        """Return what stands in the way of the choice."""
+        config, layers, problems = self.config, _num_layers(artifact), []
+        beyond = sorted({layer for layer in config.skip_layers if not 0 <= layer < layers})
+        if beyond:
+            problems.append(f"skip_layers names {', '.join(map(str, beyond))}; the model has layers 0 to {layers - 1}")
+        decided = artifact.choices.kv
+        if config.dtype == "auto" and not decided:
+            problems.append("dtype is auto, and no pass before has chosen any; put auto_bits with kv before this pass")
+        if config.dtype != "auto" and decided:
+            problems.append(
+                "the cache's dtypes were chosen by a pass before; set dtype: auto, or leave out one of both"
+            )
+        if any(name.startswith(KV_PREFIX) for name in artifact.weights):
+            problems.append("keys have scales already; one kv_quant decides for all layers")
+        if config.dtype == "fp8" and config.keys == "channel":
+            problems.append("fp8 has scales of tokens only; leave keys out")
+        if self.uses_calibration:
+            from optimc_passes.walk.structure import structure_problems
+
+            problems += structure_problems(linear_weights(artifact.checkpoint.config))
+        return problems
+
+    def run(self, artifact: Artifact, context: PassContext) -> PassResult:
+        """Decide layer by layer; calibration holds one decoder layer in memory at a time."""
+        dtypes = self._dtypes(artifact)
+        num_kv_heads, head_dim = _head_shape(artifact)
+        added: dict[str, Weight] = {}
+        choices, rows = [], []
+        for index, layer in enumerate(self._layers(artifact, dtypes, context)):
+            context.progress(index, len(dtypes), f"layer {index}")
+            choices.append(layer.choice)
+            for name, array in _stored(index, layer.scales):
+                added[name] = context.keep(name, Dense.of(array))
+            bits, channel = _BITS[layer.choice.dtype], layer.choice.keys == "channel"
+            rows.append(
+                LayerReport(
+                    layer=f"layers.{index}.kv",
+                    bits=bits if bits <= 8 else None,
+                    error=layer.error,
+                    bytes_before=bytes_per_token(num_kv_heads, head_dim, 32, channel_keys=False),
+                    bytes_after=bytes_per_token(num_kv_heads, head_dim, bits, channel_keys=channel),
+                    note=layer.note,
+                )
+            )
+        context.progress(len(dtypes), len(dtypes), "")
+        tokens = artifact.calibration.tokens_used if self.uses_calibration and artifact.calibration else None
+        return PassResult(
+            artifact.evolve(
+                weights=WeightStore({**artifact.weights, **added}),
+                choices=Choices(artifact.choices.schemes, tuple(choices)),
+            ),
+            _metrics(choices, rows),
+            self._decisions(choices),
+            layers=tuple(rows),
+            calibration_tokens=tokens,
+        )
+
+    def ensures(self, before: Artifact, after: Artifact) -> list[str]:  # noqa: ARG002 - the outcome says it all
+        """Return layers with keys per channel that have no scales."""
+        return [
+            f"layer {layer} has no key scales"
+            for layer, choice in enumerate(after.choices.kv)
+            if choice.keys == "channel" and kv_weights.key_scales(layer) not in after.weights
+        ]
+
+    def _dtypes(self, artifact: Artifact) -> list[KvDtype]:
+        config = self.config
+        asked: list[KvDtype] = (
+            [choice.dtype for choice in artifact.choices.kv]
+            if config.dtype == "auto"
+            else [config.dtype] * _num_layers(artifact)
+        )
+        return [config.float_dtype if layer in config.skip_layers else dtype for layer, dtype in enumerate(asked)]
+
+    def _layers(self, artifact: Artifact, dtypes: Sequence[KvDtype], context: PassContext) -> Iterator[_Layer]:
+        if not self.uses_calibration:
+            for dtype in dtypes:
+                yield self._unseen(artifact, dtype)
+            return
+        from optimc_passes.quantize.kv_quant_walk import walk_keys
+
+        calibration = artifact.calibration
+        assert calibration is not None
+        ways: tuple[KvKeys, ...] = ("token", "channel") if self.config.keys == "auto" else ("channel",)
+        config = artifact.checkpoint.config
+        walked = walk_keys(config, artifact.weights, calibration.tokens, dtypes, ways, context)
+        for dtype, seen in zip(dtypes, walked, strict=True):
+            if seen is None:
+                yield _floating(dtype)
+                continue
+            errors = seen.errors
+            channel = "token" not in errors or errors["channel"] <= CHANNELS_PAY * errors["token"]
+            note = ", ".join(f"{error:.2e} per {way}" for way, error in errors.items())
+            if channel:
+                choice = KvChoice(dtype, "channel", "calibrated", calibration.tokens_used)
+                yield _Layer(choice, seen.scales, errors["channel"], f"keys per channel: {note}")
+            else:
+                yield _Layer(KvChoice(dtype, "token", "dynamic", 0), None, errors["token"], f"keys per token: {note}")
+
+    def _unseen(self, artifact: Artifact, dtype: KvDtype) -> _Layer:
+        """Return what a layer gets without calibration."""
+        if _BITS[dtype] > 8:
+            return _floating(dtype)
+        if self.config.keys == "channel":
+            coded: KvCode = "int4" if dtype == "int4" else "int8"
+            scales = assumed_scales(*_head_shape(artifact), coded)
+            return _Layer(KvChoice(dtype, "channel", "default", 0), scales, None, "keys per channel: uncalibrated")
+        return _Layer(KvChoice(dtype, "token", "dynamic", 0), None, None, "keys per token")
+
+    def _decisions(self, choices: Sequence[KvChoice]) -> tuple[str, ...]:
+        decisions = [
+            f"layers.{layer}: keys and values stay in {choice.dtype}"
+            for layer, choice in enumerate(choices)
+            if _BITS[choice.dtype] > 8
+        ]
+        if any(choice.provenance == "default" for choice in choices):
+            decisions.append("uncalibrated: scales of keys are assumed, and keys beyond 16 saturate")
+        elif self.config.keys == "auto" and not self.uses_calibration:
+            decisions.append("keys have scales of tokens: nothing was measured")
+        return tuple(decisions)
+
+
+def _floating(dtype: KvDtype) -> _Layer:
+    return _Layer(KvChoice(dtype, "token", "dynamic", 0), None, None, None)
+
+
+def _stored(layer: int, scales: KeyScales | None) -> Iterator[tuple[str, Any]]:
+    if scales is None:
+        return
+    yield kv_weights.key_scales(layer), scales.scales
+    if scales.minimums is not None:
+        yield kv_weights.key_minimums(layer), scales.minimums
+
+
+def _metrics(choices: Sequence[KvChoice], rows: Sequence[LayerReport]) -> Metrics:
+    return {
+        "layers": len(choices),
+        "layers_with_keys_per_channel": sum(choice.keys == "channel" for choice in choices),
+        "bytes_per_token_before": sum(row.bytes_before for row in rows),
+        "bytes_per_token_after": sum(row.bytes_after for row in rows),
+    }
+
+
+def _num_layers(artifact: Artifact) -> int:
+    return int(artifact.checkpoint.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _head_shape(artifact: Artifact) -> tuple[int, int]:
+    """Return Hkv and D."""
+    text = artifact.checkpoint.config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    return (
+        int(getattr(text, "num_key_value_heads", None) or heads),
+        int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+    )
