@@ -1,0 +1,202 @@
+"""Which format each layer's KV cache gets, and the scales that calibration gives it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from optimc.errors import PassError
+from optimc_passes import kv_weights
+from optimc_passes.artifact import Artifact
+from optimc_passes.base import PassContext
+from optimc_passes.calibrate import Calibration
+from optimc_passes.choices import Choices, KvChoice
+from optimc_passes.load import load_checkpoint
+from optimc_passes.quantize.kv_quant import KvQuant, KvQuantConfig
+from optimc_passes.weights import Dense
+
+LAYERS, KV_HEADS, DIM = 3, 2, 16
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 128,
+}
+
+
+def make_model(kind=LlamaForCausalLM, config=LlamaConfig, **facts):
+    """Weights are large enough for attention to tell tokens apart."""
+    torch.manual_seed(0)
+    model = kind(config(**SHAPE, **facts)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0.0, 1.5 / parameter.shape[1] ** 0.5)
+    return model
+
+
+@pytest.fixture
+def artifact_of(tmp_path):
+    """A checkpoint with calibration text of 3 windows; `change` is applied to the model first."""
+
+    def make(model, change=lambda _model: None, *, calibrated=True):
+        with torch.no_grad():
+            change(model)
+        model.save_pretrained(tmp_path)
+        rows = tuple(np.random.default_rng(5).integers(0, 96, (3, 24), np.int32))
+        calibration = Calibration(rows, "digest", 72, "random tokens") if calibrated else None
+        return Artifact.start(load_checkpoint(str(tmp_path), cache_dir=tmp_path), calibration)
+
+    return make
+
+
+def kv_quant(artifact, **options):
+    return KvQuant(KvQuantConfig(**options))(artifact)
+
+
+def keys_of(model, rows):
+    """Every layer's keys after RoPE on windows of tokens, [Hkv, tokens, D], from transformers' own cache."""
+    caches = [model(torch.from_numpy(row.astype(np.int64))[None], use_cache=True).past_key_values for row in rows]
+    return [
+        np.concatenate([cache.layers[layer].keys[0].detach().numpy() for cache in caches], axis=1)
+        for layer in range(LAYERS)
+    ]
+
+
+def test_calibrated_scales_follow_the_largest_keys(artifact_of):
+    def louder(model):
+        for layer, factor in enumerate((1, 20, 5)):
+            model.model.layers[layer].self_attn.k_proj.weight *= factor
+
+    model = make_model()
+    artifact = artifact_of(model, louder)
+    after = kv_quant(artifact, keys="channel").artifact
+    largest = [np.abs(keys).max(axis=1) for keys in keys_of(model, artifact.calibration.tokens)]
+    for layer in range(LAYERS):
+        scales = after.weights[kv_weights.key_scales(layer)].read()
+        assert scales.shape == (KV_HEADS, DIM)
+        np.testing.assert_allclose(scales, largest[layer] / 127, rtol=0.02)
+        assert after.choices.kv[layer] == KvChoice("int8", "channel", "calibrated", 72)
+    means = [after.weights[kv_weights.key_scales(layer)].read().mean() for layer in range(LAYERS)]
+    assert means[1] > 5 * means[0] and means[2] > 2 * means[0] and means[1] != means[2]
+
+
+def test_int4_spans_what_was_seen(artifact_of):
+    model = make_model()
+    artifact = artifact_of(model)
+    after = kv_quant(artifact, dtype="int4", keys="channel").artifact
+    for layer, keys in enumerate(keys_of(model, artifact.calibration.tokens)):
+        scales = after.weights[kv_weights.key_scales(layer)].read()
+        minimums = after.weights[kv_weights.key_minimums(layer)].read()
+        np.testing.assert_allclose(minimums, keys.min(axis=1), atol=1e-4)
+        np.testing.assert_allclose(minimums + 15 * scales, keys.max(axis=1), atol=1e-4)
+
+
+def test_keys_with_a_large_channel_get_scales_of_channels_and_even_ones_of_tokens(artifact_of):
+    def bias_on_layer_1(model):
+        model.model.layers[1].self_attn.k_proj.bias[[3, 20]] = 50.0
+
+    artifact = artifact_of(make_model(Qwen2ForCausalLM, Qwen2Config), bias_on_layer_1)
+    outcome = kv_quant(artifact, dtype="int4")
+    assert [choice.keys for choice in outcome.artifact.choices.kv] == ["token", "channel", "token"]
+    assert kv_weights.key_scales(1) in outcome.artifact.weights
+    assert kv_weights.key_scales(0) not in outcome.artifact.weights
+    row = outcome.report.layers[1]
+    assert row.layer == "layers.1.kv" and row.bits == 4 and row.error is not None and row.error < 0.5
+    assert "per token" in row.note and "per channel" in row.note
+    assert outcome.report.metrics["layers_with_keys_per_channel"] == 1
+    assert outcome.report.calibration_tokens == 72
+
+
+def test_a_better_format_has_a_smaller_error(artifact_of):
+    artifact = artifact_of(make_model())
+    errors = {
+        dtype: [row.error for row in kv_quant(artifact, dtype=dtype, keys="channel").report.layers]
+        for dtype in ("int8", "int4")
+    }
+    for int8, int4 in zip(errors["int8"], errors["int4"], strict=True):
+        assert 0 < int8 < 0.02 < 10 * int8 < int4 < 0.5
+
+
+def test_skipped_layers_stay_in_floating_point(artifact_of):
+    outcome = kv_quant(artifact_of(make_model()), keys="channel", skip_layers=(0, 2), float_dtype="float32")
+    assert [choice.dtype for choice in outcome.artifact.choices.kv] == ["float32", "int8", "float32"]
+    assert [name for name in outcome.artifact.weights if name.startswith("kv_cache.")] == [kv_weights.key_scales(1)]
+    assert [row.bits for row in outcome.report.layers] == [None, 8, None]
+    assert outcome.report.decisions == (
+        "layers.0: keys and values stay in float32",
+        "layers.2: keys and values stay in float32",
+    )
+
+
+def test_scales_of_tokens_need_no_calibration(artifact_of):
+    outcome = kv_quant(artifact_of(make_model(), calibrated=False), keys="token")
+    assert outcome.artifact.choices.kv == (KvChoice("int8", "token", "dynamic", 0),) * LAYERS
+    assert not any(name.startswith("kv_cache.") for name in outcome.artifact.weights)
+    assert outcome.report.calibration_tokens is None
+
+
+@pytest.mark.parametrize("keys", ["auto", "channel"])
+def test_without_calibration_it_is_refused_or_says_uncalibrated(artifact_of, keys):
+    artifact = artifact_of(make_model(), calibrated=False)
+    with pytest.raises(PassError, match="needs calibration text"):
+        kv_quant(artifact, keys=keys)
+    outcome = kv_quant(artifact, keys=keys, allow_uncalibrated=True)
+    provenance = {choice.provenance for choice in outcome.artifact.choices.kv}
+    if keys == "channel":
+        assert provenance == {"default"}
+        assert "uncalibrated" in outcome.report.decisions[0]
+        np.testing.assert_allclose(127 * outcome.artifact.weights[kv_weights.key_scales(0)].read(), 16)
+    else:
+        assert provenance == {"dynamic"}
+        assert outcome.report.decisions == ("keys have scales of tokens: nothing was measured",)
+
+
+def test_auto_takes_each_layer_as_it_was_chosen(artifact_of):
+    chosen = tuple(KvChoice(dtype, "token", "dynamic", 0) for dtype in ("int4", "bfloat16", "int8"))
+    artifact = artifact_of(make_model()).evolve(choices=Choices(kv=chosen))
+    outcome = kv_quant(artifact, dtype="auto", keys="channel")
+    assert [choice.dtype for choice in outcome.artifact.choices.kv] == ["int4", "bfloat16", "int8"]
+    assert kv_weights.key_minimums(0) in outcome.artifact.weights
+    assert kv_weights.key_minimums(2) not in outcome.artifact.weights
+    with pytest.raises(PassError, match="chosen by a pass before"):
+        kv_quant(artifact, dtype="int8")
+
+
+def test_what_cannot_be_is_refused_in_words(artifact_of):
+    artifact = artifact_of(make_model())
+    with pytest.raises(PassError, match=r"skip_layers names 3, 7; the model has layers 0 to 2"):
+        kv_quant(artifact, skip_layers=(1, 3, 7))
+    with pytest.raises(PassError, match="put auto_bits"):
+        kv_quant(artifact, dtype="auto")
+    with pytest.raises(PassError, match="fp8 has scales of tokens only"):
+        kv_quant(artifact, dtype="fp8", keys="channel")
+    twice = kv_quant(artifact, keys="channel").artifact
+    with pytest.raises(PassError, match="keys have scales already"):
+        kv_quant(twice, dtype="auto")
+
+
+def test_keys_that_are_not_finite_name_their_layer(artifact_of):
+    def spoil(model):
+        model.model.layers[1].self_attn.k_proj.weight *= 1e38
+
+    with pytest.raises(PassError, match="layer 1: a key is not finite on the calibration tokens"):
+        kv_quant(artifact_of(make_model(), spoil), keys="channel")
+
+
+def test_nothing_but_the_keys_scales_is_added_and_memory_may_be_short(artifact_of):
+    artifact = artifact_of(make_model())
+    roomy = kv_quant(artifact, keys="channel").artifact
+    short = KvQuant(KvQuantConfig(keys="channel"))(artifact, PassContext(max_host_bytes=1)).artifact
+    for name in roomy.weights:
+        weight = roomy.weights[name]
+        if name.startswith("kv_cache."):
+            assert isinstance(weight, Dense)
+            np.testing.assert_array_equal(weight.read(), short.weights[name].read())
+        else:
+            assert weight is artifact.weights[name]
