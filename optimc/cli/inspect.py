@@ -37,6 +37,12 @@ def inspect(
         str | None,
         typer.Option("--why", metavar="RULE", help="Show where a rewrite came closest to firing, and why it did not."),
     ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers", help="Show what each pass did layer by layer: errors, sizes, fallbacks, quality, frontier."
+        ),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Show target, limits, cache layout, quantization, passes and sources of a plan, or compare two plans."""
@@ -46,8 +52,9 @@ def inspect(
     from optimc.plan import Plan
 
     if other_path is not None:
-        if tensors or program or fusions or why is not None:
-            raise typer.BadParameter("--tensors, --program, --fusions and --why show one plan; give one", param_hint="")
+        if tensors or program or fusions or layers or why is not None:
+            asked = "--tensors, --program, --fusions, --layers, --why"
+            raise typer.BadParameter(f"these show one plan; give one: {asked}", param_hint="")
         _print_difference(plan_path, other_path, verify, as_json)
         return
     with Plan.open(plan_path, verify=verify) as plan:
@@ -57,6 +64,9 @@ def inspect(
             return
         if fusions or why is not None:
             _print_fusions(plan, why, as_json)
+            return
+        if layers:
+            _print_layers(manifest, as_json)
             return
         if as_json:
             facts = manifest.model_dump(mode="json") | {
@@ -111,6 +121,20 @@ def _print_fusions(plan: Plan, rule: str | None, as_json: bool) -> None:
         typer.echo(line)
 
 
+def _print_layers(manifest: Manifest, as_json: bool) -> None:
+    from optimc.cli.pass_listing import pass_json, pass_lines
+
+    if as_json:
+        typer.echo(json.dumps([pass_json(report) for report in manifest.passes if report.layers], indent=2))
+        return
+    listed = [(report.name, list(pass_lines(report))) for report in manifest.passes]
+    for number, (name, lines) in enumerate(pair for pair in listed if pair[1]):
+        for line in (*([""] if number else []), name, *(f"  {line}" for line in lines)):
+            typer.echo(line)
+    if not any(lines for _, lines in listed):
+        typer.echo("no pass of this plan says anything about single layers")
+
+
 def _print_program(plan: Plan, as_json: bool) -> None:
     from optimc.cli.program_listing import list_program, read_program
 
@@ -126,8 +150,10 @@ def _summary(manifest: Manifest, size_bytes: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from optimc.cli.kv_listing import describe_kv
+
     limits, kv = manifest.limits, manifest.kv
-    token_bytes = sum(layer.num_kv_heads * layer.head_dim for layer in kv.layers) * 2
+    token_values = sum(layer.num_kv_heads * layer.head_dim for layer in kv.layers) * 2
     quantized: dict[str, int] = {}
     for scheme in manifest.quantization.values():
         grid = "symmetric" if scheme["symmetric"] else "asymmetric"
@@ -142,7 +168,7 @@ def _summary(manifest: Manifest, size_bytes: int) -> Table:
         "size": format_bytes(size_bytes),
         "limits": f"{limits.max_seq_len} tokens a sequence, {limits.max_step_tokens} tokens and "
         f"{limits.max_seqs} sequences a step",
-        "kv cache": f"{kv.dtype}, blocks of {kv.block_size} tokens, {token_bytes} values a token, "
+        "kv cache": f"{describe_kv(kv)}; blocks of {kv.block_size} tokens, {token_values} values a token, "
         f"{format_bytes(limits.kv_memory_bytes)} by default",
         "weights": ", ".join(f"{count} × {key}" for key, count in quantized.items()) or "not quantized",
         "graph": _graph(manifest),
@@ -173,6 +199,8 @@ def _passes(manifest: Manifest) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from optimc.cli.pass_listing import quality_line
+
     table = Table()
     for heading in ("pass", "options", "seconds", "figures", "decisions"):
         table.add_column(heading, overflow="fold")
@@ -181,6 +209,8 @@ def _passes(manifest: Manifest) -> Table:
         if len(report.decisions) > 6:
             decisions.append(f"… {len(report.decisions) - 6} more (--json)")
         figures = format_metrics(report.metrics)
+        if report.quality is not None:
+            figures.append(quality_line(report.quality))
         cells = (
             report.name,
             format_options(report.config),

@@ -21,7 +21,9 @@ from optimc.plan.cpu_program import (
     FloatWeight,
     IntWeight,
     Linear,
+    Norm,
     Op,
+    Quantize,
     Table,
     View,
     Weight,
@@ -50,7 +52,7 @@ def list_program(program: CpuProgram, tensor_bytes: Callable[[str], int]) -> Ite
         names = _weights(op)
         nbytes = sum(sizes[name].as_row if isinstance(op, Embed) else sizes[name].whole for name in names)
         total += nbytes
-        scheme = _scheme(program.weights[names[0]]) if names else ""
+        scheme = _static_scale(op) or (_scheme(program.weights[names[0]]) if names else "")
         flow = textwrap.wrap(_flow(op, program), _FLOW) or [""]
         yield _line(str(index), op.op, _shortened(op.name, _NAME), flow[0], scheme, f"{nbytes:,}" if nbytes else "")
         for more in flow[1:]:
@@ -95,6 +97,11 @@ def _scheme(weight: Weight) -> str:
         case FloatWeight() | Table():
             return weight.dtype
     return ""
+
+
+def _static_scale(op: Op) -> str:
+    scale = op.scale if isinstance(op, Quantize) else op.quantized_scale if isinstance(op, Norm) else None
+    return "" if scale is None else f"scale {scale:.2e}"
 
 
 def _flow(op: Op, program: CpuProgram) -> str:

@@ -62,6 +62,7 @@ def serve(
         if not trust:
             plan.begin_verification()  # goes on while the rest is imported
         from optimc.cli.engine_options import load_engine
+        from optimc.cli.kv_listing import describe_kv
         from optimc_runtime.chat_template import ChatTemplate
         from optimc_runtime.server import ServerOptions, check_address
         from optimc_runtime.server import serve as serve_engine
@@ -93,6 +94,8 @@ def serve(
         if defaults:
             shown = ", ".join(f"{key} {value}" for key, value in defaults.items())
             typer.echo(f"sampling defaults from the checkpoint: {shown} (--ignore-generation-config drops them)")
+        if plan.manifest.kv.is_uncalibrated:
+            typer.echo(f"KV cache: {describe_kv(plan.manifest.kv)}; answers may suffer where keys are large")
         if template is None:
             typer.echo("no chat template: /v1/chat/completions answers 400, /v1/completions works")
         engine.warm_up(max_tokens=_WARM_UP_TOKENS)

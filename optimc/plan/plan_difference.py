@@ -72,6 +72,8 @@ def _changes(left: Mapping[str, Any], right: Mapping[str, Any]) -> Changes:
 def _settings(manifest: Manifest) -> dict[str, Any]:
     data = manifest.model_dump(mode="json")
     sources = {name: data["source"][name] for name in _SOURCES}
+    # By layer: one line for each that differs, not the whole list twice.
+    data["kv"]["layers"] = {str(index): layer for index, layer in enumerate(data["kv"]["layers"])}
     return dict(_walk({**{name: data[name] for name in _SETTINGS}, "source": sources}))
 
 

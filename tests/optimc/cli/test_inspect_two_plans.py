@@ -96,7 +96,7 @@ def test_json_holds_all_of_it(plan):
 
 def test_options_for_one_plan_are_refused_with_two(plan):
     path = str(plan("left.plan"))
-    for option in (["--fusions"], ["--why", "x"], ["--tensors"], ["--program"]):
+    for option in (["--fusions"], ["--why", "x"], ["--tensors"], ["--program"], ["--layers"]):
         result = CliRunner().invoke(app, ["inspect", path, path, *option])
         assert result.exit_code == 2
         assert "show one plan" in result.output

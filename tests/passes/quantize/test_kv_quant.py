@@ -83,7 +83,9 @@ def test_calibrated_scales_follow_the_largest_keys(artifact_of):
         np.testing.assert_allclose(scales, largest[layer] / 127, rtol=0.02)
         assert after.choices.kv[layer] == KvChoice("int8", "channel", "calibrated", 72)
     means = [after.weights[kv_weights.key_scales(layer)].read().mean() for layer in range(LAYERS)]
-    assert means[1] > 5 * means[0] and means[2] > 2 * means[0] and means[1] != means[2]
+    assert means[1] > 5 * means[0]
+    assert means[2] > 2 * means[0]
+    assert means[1] != means[2]
 
 
 def test_int4_spans_what_was_seen(artifact_of):
@@ -107,8 +109,12 @@ def test_keys_with_a_large_channel_get_scales_of_channels_and_even_ones_of_token
     assert kv_weights.key_scales(1) in outcome.artifact.weights
     assert kv_weights.key_scales(0) not in outcome.artifact.weights
     row = outcome.report.layers[1]
-    assert row.layer == "layers.1.kv" and row.bits == 4 and row.error is not None and row.error < 0.5
-    assert "per token" in row.note and "per channel" in row.note
+    assert row.layer == "layers.1.kv"
+    assert row.bits == 4
+    assert row.error is not None
+    assert row.error < 0.5
+    assert "per token" in row.note
+    assert "per channel" in row.note
     assert outcome.report.metrics["layers_with_keys_per_channel"] == 1
     assert outcome.report.calibration_tokens == 72
 
