@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from optimc_passes.weights import WeightStore
@@ -41,3 +42,5 @@ class Checkpoint:
     """Sampling settings of generation_config that differ from neutral: temperature, top_p, ..."""
     notes: tuple[str, ...] = ()
     """Choices made while loading, one sentence each, for the report."""
+    folder: Path | None = None
+    """Where its files lie, for whoever copies those that are not weights; None for a checkpoint made in memory."""

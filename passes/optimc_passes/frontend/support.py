@@ -21,7 +21,6 @@ _FOREIGN_FEATURES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("alibi", "use_alibi"), "ALiBi position biases"),
     (("use_bidirectional_attention",), "attention that is not causal"),
-    (("quantization_config",), "weights that are quantized already; start from the original checkpoint"),
 )
 """Configuration keys that, set to anything but null, false or 0, mean something the dialect cannot express."""
 

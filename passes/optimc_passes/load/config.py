@@ -9,10 +9,14 @@ from typing import Any
 
 from optimc.errors import CheckpointError, UnsupportedModelError
 from optimc.wording import one_line
+from optimc_passes.formats.read import QUANTIZATION_KEYS, quantization_facts, read_quantization
+from optimc_passes.formats.scheme import QuantScheme
 from optimc_passes.load.config_audit import audit_config
-from optimc_passes.load.json_file import read_json_object
+from optimc_passes.load.json_file import read_json_object, read_optional_json_object
 
 CONFIG_NAME = "config.json"
+QUANTIZE_NAME = "quantize_config.json"
+"""Where older GPTQ checkpoints describe their weights."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +24,14 @@ class LoadedConfig:
     """A checkpoint's configuration and the class it configures."""
 
     config: Any
-    """transformers.PretrainedConfig. It has `auto_map` only if the checkpoint's own code is trusted and used."""
+    """transformers.PretrainedConfig. It has `auto_map` only if the checkpoint's own code is trusted and used, and never
+    a `quantization_config`: what is built from it are plain layers."""
     raw: Mapping[str, Any]
-    """The parsed config.json: what the file says, without the class's defaults."""
+    """The parsed config.json: what the file says, without the class's defaults and without `quantization_config`."""
     model_class: type
     notes: tuple[str, ...] = ()
+    quantization: QuantScheme | None = None
+    """How weights are stored, if not plainly."""
 
 
 def read_config(folder: Path, *, trust_remote_code: bool) -> LoadedConfig:
@@ -34,13 +41,14 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> LoadedConfig:
     (the note says so); its code runs only if `trust_remote_code` is set.
 
     Raises CheckpointError if config.json is missing or invalid, UnsupportedModelError if it describes a model that
-    transformers has no causal language model for, that is quantized already, or that has keys nothing reads.
+    transformers has no causal language model for, that is quantized in a way nothing reads, or that has such keys.
     """
     path = folder / CONFIG_NAME
     raw = read_json_object(path)
-    _refuse_quantized(raw, path)
+    quantization = _read_quantization(raw, folder)
+    raw = {key: value for key, value in raw.items() if key not in QUANTIZATION_KEYS}
     if trust_remote_code and raw.get("auto_map"):
-        return _with_own_code(folder, raw)
+        return _with_own_code(folder, raw, quantization)
     model_type = raw.get("model_type")
     if not model_type:
         raise UnsupportedModelError(f"{path}: no model_type, so there is no telling which architecture this is")
@@ -51,18 +59,23 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> LoadedConfig:
     if raw.get("auto_map"):
         notes = (f"the checkpoint's own code was not run; transformers' {model_class.__name__} was used",)
     described = {key: value for key, value in raw.items() if key != "auto_map"}
-    return LoadedConfig(_instantiate(config_class, described, path), raw, model_class, notes)
+    return LoadedConfig(_instantiate(config_class, described, path), raw, model_class, notes, quantization)
 
 
-def _refuse_quantized(raw: Mapping[str, Any], path: Path) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if raw.get(key):
-            facts = raw[key] if isinstance(raw[key], dict) else {}
-            method = facts.get("quant_method") or facts.get("format") or "unnamed method"
-            raise UnsupportedModelError(
-                f"{path}: the checkpoint is quantized already ({method}), which cannot be read yet; "
-                "start from the original weights and quantize in the recipe"
-            )
+def _read_quantization(raw: Mapping[str, Any], folder: Path) -> QuantScheme | None:
+    """Return how weights are stored. Raises CheckpointError if two files say different things about it."""
+    path, older = folder / CONFIG_NAME, folder / QUANTIZE_NAME
+    facts = quantization_facts(raw)
+    beside = read_optional_json_object(older)
+    if facts is None:
+        return read_quantization({"quant_method": "gptq", **beside}, str(older)) if beside else None
+    if isinstance(facts, dict):
+        for key in ("bits", "group_size", "sym", "desc_act", "checkpoint_format"):
+            if key in facts and key in beside and facts[key] != beside[key]:
+                raise CheckpointError(
+                    f"{folder}: {key} is {facts[key]!r} in {CONFIG_NAME} and {beside[key]!r} in {QUANTIZE_NAME}"
+                )
+    return read_quantization(facts, str(path))
 
 
 def _find_classes(model_type: str, raw: Mapping[str, Any], path: Path) -> tuple[type, type]:
@@ -89,7 +102,7 @@ def _check_architecture(raw: Mapping[str, Any], model_class: type, path: Path) -
         )
 
 
-def _with_own_code(folder: Path, raw: Mapping[str, Any]) -> LoadedConfig:
+def _with_own_code(folder: Path, raw: Mapping[str, Any], quantization: QuantScheme | None) -> LoadedConfig:
     from transformers import AutoConfig
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -103,7 +116,11 @@ def _with_own_code(folder: Path, raw: Mapping[str, Any]) -> LoadedConfig:
     except Exception as error:  # somebody else's code: anything can come out of it
         raise CheckpointError(f"{path}: the checkpoint's own code failed: {one_line(error)}") from error
     audit_config(raw, type(config), model_class, str(path))
-    return LoadedConfig(config, raw, model_class, (f"the checkpoint's own code was run: {reference}",))
+    for key in QUANTIZATION_KEYS:
+        if hasattr(config, key):
+            delattr(config, key)
+    notes = (f"the checkpoint's own code was run: {reference}",)
+    return LoadedConfig(config, raw, model_class, notes, quantization)
 
 
 def _instantiate(config_class: Any, raw: Mapping[str, Any], path: Path) -> Any:

@@ -13,6 +13,7 @@ SIDE_FILES = (
     "config.json",
     "generation_config.json",
     "merges.txt",
+    "quantize_config.json",
     "special_tokens_map.json",
     "spiece.model",
     "tokenizer.json",

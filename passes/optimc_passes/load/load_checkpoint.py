@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from optimc_passes.checkpoint import Checkpoint
+from optimc_passes.formats.read import Gathered, gather_quantized
 from optimc_passes.load.config import LoadedConfig, read_config
 from optimc_passes.load.digest import digest_checkpoint
 from optimc_passes.load.generation_defaults import read_generation_defaults
@@ -17,11 +18,12 @@ from optimc_passes.load.gguf import convert_gguf, read_gguf_config
 from optimc_passes.load.hub import fetch_side_files, fetch_weights
 from optimc_passes.load.json_file import read_optional_json_object
 from optimc_passes.load.match_tensors import match_tensors
-from optimc_passes.load.parameters import list_parameters
-from optimc_passes.load.shards import list_tensors
+from optimc_passes.load.parameters import ParameterTable, list_parameters
+from optimc_passes.load.shards import TensorTable, list_tensors
 from optimc_passes.load.source import FolderSource, GgufSource, HubSource, Source, find_source
 from optimc_passes.load.token_ids import resolve_special_ids
 from optimc_passes.load.tokenizer_files import check_vocabulary, read_tokenizer
+from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.weights import WeightStore
 
 CheckConfig = Callable[[Any], None]
@@ -60,7 +62,8 @@ def load_checkpoint(
     """Open the checkpoint `model` names: a folder, a .gguf file or a hub id with a revision.
 
     Weights stay on disk, in the checkpoint's dtype, until somebody reads them; each parameter of the model appears
-    once, under its transformers name, a tied head under the embedding's. `config.tie_word_embeddings` says whether
+    once, under its transformers name, a tied head under the embedding's; layers quantized by GPTQ, AWQ or in a
+    compressed-tensors format keep their codes. `config.tie_word_embeddings` says whether
     the head is tied in fact. `cache_dir` keeps converted .gguf files. `check_config` is called before any weight file
     is opened or fetched.
 
@@ -72,8 +75,11 @@ def load_checkpoint(
     notes = list(loaded.notes)
     config = loaded.config
     table = list_tensors(folder)
-    match = match_tensors(table, list_parameters(config, loaded.model_class), str(folder))
-    notes += match.notes
+    parameters = list_parameters(config, loaded.model_class)
+    quantized = _gather(table, loaded, parameters, str(folder))
+    plain = replace(table, entries={name: e for name, e in table.entries.items() if name not in quantized.used})
+    match = match_tensors(plain, parameters, str(folder), quantized.weights)
+    notes += [*quantized.notes, *match.notes]
     text_config = config.get_text_config(decoder=True)
     config.tie_word_embeddings = text_config.tie_word_embeddings = match.tied
     tokenizer = read_tokenizer(folder, notes)
@@ -92,14 +98,23 @@ def load_checkpoint(
         source=str(model),
         digest=digest_checkpoint(folder, table.files, with_code=bool(getattr(config, "auto_map", None))),
         config=config,
-        weights=WeightStore({name: entry.as_weight() for name, entry in match.entries.items()}),
+        weights=WeightStore(
+            {name: entry.as_weight() for name, entry in match.entries.items()} | dict(quantized.weights)
+        ),
         tokenizer=tokenizer,
         bos=ids.bos,
         eos=ids.eos,
         pad=ids.pad,
         generation_defaults=read_generation_defaults(generation, notes),
         notes=tuple(dict.fromkeys(notes)),
+        folder=folder,
     )
+
+
+def _gather(table: TensorTable, loaded: LoadedConfig, parameters: ParameterTable, where: str) -> Gathered:
+    if loaded.quantization is None:
+        return Gathered({}, frozenset(), ())
+    return gather_quantized(table.entries, loaded.quantization, linear_weights(loaded.config), parameters, where)
 
 
 @dataclass(frozen=True)

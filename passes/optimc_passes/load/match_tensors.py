@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,12 +32,13 @@ class Match:
     notes: tuple[str, ...] = ()
 
 
-def match_tensors(table: TensorTable, parameters: ParameterTable, where: str) -> Match:
+def match_tensors(table: TensorTable, parameters: ParameterTable, where: str, quantized: Collection[str] = ()) -> Match:
     """Assign tensors to parameters by name, then decide ties by what the checkpoint holds.
 
     A checkpoint of the headless model, whose keys lack the base prefix, is accepted. When the configuration ties the
     head to the embedding but the checkpoint has both with different values, the head's own values are used, as
-    transformers does, and a note says so.
+    transformers does, and a note says so. `quantized` names parameters that other tensors, not in the table, fill: a
+    head among them is never tied.
 
     Raises CheckpointError naming every tensor (up to five of a kind) that is missing, surplus, of the wrong shape,
     or of a dtype that holds no plain weights.
@@ -50,8 +51,8 @@ def match_tensors(table: TensorTable, parameters: ParameterTable, where: str) ->
     _refuse_strays(table.strays, ignored)
     named = _by_parameter_name(table.entries, parameters, ignored, where)
     _check_shapes_and_dtypes(named, parameters)
-    kept, tied = _resolve_ties(named, parameters.ties, notes)
-    absent = [name for name in parameters.shapes if name not in kept and name not in tied]
+    kept, tied = _resolve_ties(named, parameters.ties, quantized, notes)
+    absent = [name for name in parameters.shapes if name not in kept and name not in tied and name not in quantized]
     if absent:
         raise CheckpointError(_absent_message(absent, named, parameters, where))
     return Match(kept, bool(tied), tuple(notes))
@@ -79,7 +80,9 @@ def _by_parameter_name(
             surplus.append(key)
     if surplus:
         verb = "tensor has" if len(surplus) == 1 else "tensors have"
-        raise CheckpointError(f"{where}: {len(surplus)} {verb} no place in the model: {listed(surplus)}")
+        packed = any(key.endswith((".qweight", ".weight_packed")) for key in surplus)
+        hint = "; packed weights need a quantization_config in config.json that covers them" if packed else ""
+        raise CheckpointError(f"{where}: {len(surplus)} {verb} no place in the model: {listed(surplus)}{hint}")
     return named
 
 
@@ -98,12 +101,14 @@ def _check_shapes_and_dtypes(named: Mapping[str, TensorEntry], parameters: Param
 
 
 def _resolve_ties(
-    named: Mapping[str, TensorEntry], ties: Mapping[str, str], notes: list[str]
+    named: Mapping[str, TensorEntry], ties: Mapping[str, str], quantized: Collection[str], notes: list[str]
 ) -> tuple[dict[str, TensorEntry], set[str]]:
     """Return the tensors by parameter name, each shared one once, and the names that were left out."""
     kept = dict(named)
     tied: set[str] = set()
     for target, source in ties.items():
+        if target in quantized:
+            continue  # it has values of its own
         if target not in kept:
             tied.add(target)
         elif source not in kept:

@@ -36,7 +36,6 @@ def test_accepts_the_defaults_of_every_tested_architecture(model_type):
         (_config("Gemma3"), "image or audio input"),
         (_config("Falcon", alibi=True), "ALiBi position biases"),
         (_config("Gemma3Text", use_bidirectional_attention=True), "attention that is not causal"),
-        (_config("Llama", quantization_config={"quant_method": "gptq"}), "weights that are quantized already"),
         (_config("Llama", architectures=["LlamaForSequenceClassification"]), "is not a causal language model"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",

@@ -55,11 +55,21 @@ def test_other_head_is_refused(folder, tools):
         read(folder)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "hqq"])
 def test_quantized_checkpoint_is_refused_by_method(folder, tools, method):
     tools.edit_json(folder / "config.json", quantization_config={"quant_method": method, "bits": 4})
-    with pytest.raises(UnsupportedModelError, match=rf"quantized already \({method}\), which cannot be read yet"):
+    with pytest.raises(UnsupportedModelError, match=rf"quantized already \({method}\), which cannot be read; readable"):
         read(folder)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_readable_methods_are_described_apart_from_the_configuration(folder, tools, method):
+    facts = {"quant_method": method, "bits": 4, "group_size": 128}
+    tools.edit_json(folder / "config.json", quantization_config=facts)
+    loaded = read(folder)
+    assert loaded.quantization.method == method
+    assert "quantization_config" not in loaded.raw
+    assert not hasattr(loaded.config, "quantization_config")
 
 
 OWN_CODE = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}

@@ -1,0 +1,1 @@
+"""Checkpoint formats of other tools: quantized weights read from them and written to them."""

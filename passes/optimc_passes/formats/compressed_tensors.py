@@ -1,0 +1,386 @@
+"""compressed-tensors checkpoints: packed integers, plain int8, and fp8, each layer by its `config_groups`.
+
+A layer of N outputs and C inputs with g groups (one for `channel` and `tensor`):
+
+    pack-quantized    weight_packed int32 [N, C*b/32], weight_shape int64 [2]; code 0 .. 2**b - 1, the signed value plus
+                      2**(b-1); weight_zero_point int32, packed along the outputs [N*b/32, g], or int8 [N, g]
+    int-quantized     weight int8 [N, C]; weight_zero_point int8 [N, g]
+    float-quantized   weight float8_e4m3 [N, C]
+    all of them       weight_scale [N, g], [1] for `tensor`, or a grid of blocks; w = (value - zero point) * scale
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc.errors import CheckpointError, UnsupportedModelError
+from optimc_passes.formats.gptq import narrow_scales
+from optimc_passes.formats.packing import pack_bits, packed_words, unpack_bits
+from optimc_passes.formats.scheme import (
+    PackedLayer,
+    QuantScheme,
+    boolean,
+    count_groups,
+    finite_scales,
+    group_size,
+    integer,
+)
+from optimc_passes.weights import Dense, Quantized, Weight
+
+if TYPE_CHECKING:
+    from optimc_passes.load.safetensors_file import TensorEntry
+
+PACKED, INTEGER, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
+_NAIVE = "naive-quantized"
+BITS = (2, 3, 4, 8)
+"""Widths of integers that are read and written."""
+
+_SCALE_DTYPES = ("F16", "BF16", "F32")
+_ZERO_DTYPES = ("I8", "I32")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One entry of `config_groups`: the layers it is about and how their weights are stored."""
+
+    name: str
+    targets: tuple[str, ...]
+    format: str
+    bits: int
+    is_float: bool
+    symmetric: bool
+    strategy: str
+    group: int
+    """Columns per group; -1 for one scale per row or per tensor."""
+    block: tuple[int, int] | None
+    static_activations: bool
+    """Whether the layer's input has a scale of its own in the checkpoint."""
+
+
+class CompressedTensorsScheme(QuantScheme):
+    """The `quantization_config` of a compressed-tensors checkpoint."""
+
+    method = "compressed-tensors"
+    parts = frozenset(
+        {
+            "weight_packed",
+            "weight_scale",
+            "weight_zero_point",
+            "weight_shape",
+            "weight_g_idx",
+            "input_scale",
+            "input_zero_point",
+            "output_scale",
+            "output_zero_point",
+        }
+    )
+
+    def __init__(self, facts: Mapping[str, Any], where: str) -> None:
+        self._where = where
+        _refuse_transforms(facts, where)
+        groups = facts.get("config_groups")
+        if not isinstance(groups, dict) or not groups:
+            raise CheckpointError(f"{where}: config_groups says nothing about any layer")
+        overall = facts.get("format")
+        self._groups = tuple(_read_group(name, group, overall, where) for name, group in groups.items())
+        self._ignore = tuple(facts.get("ignore") or ())
+
+    def expects(self, layer: str, *, is_head: bool) -> bool | None:  # noqa: ARG002
+        """Whether a group targets the layer and `ignore` does not name it."""
+        return not _matches_any(self._ignore, layer) and self._group_of(layer) is not None
+
+    def is_packed(self, parts: Mapping[str, TensorEntry]) -> bool:
+        """Whether there are packed codes, or a scale beside the weight."""
+        return "weight_packed" in parts or "weight_scale" in parts
+
+    def read(self, packed: PackedLayer, notes: list[str]) -> Weight:
+        """Return the layer's weight: integers as they are, fp8 as the product with its scales in float32."""
+        group = self._group_of(packed.layer)
+        assert group is not None, "layers that nothing targets are refused before"
+        if group.is_float:
+            return _read_float(packed, group, notes)
+        return _read_integers(packed, group, notes)
+
+    def _group_of(self, layer: str) -> _Group | None:
+        """Return the group that a layer belongs to: by its name first, then by pattern, then by class."""
+        for kind in (_is_name, _is_pattern, _is_class):
+            for group in self._groups:
+                if any(kind(target) and _matches(target, layer) for target in group.targets):
+                    return group
+        return None
+
+
+def pack_layer(weight: Quantized) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a quantized layer [N, C] in the packed form, by the last part of their names."""
+    assert weight.permutation is None
+    tensors: dict[str, NDArray[Any]] = {
+        "weight_packed": pack_bits(weight.codes.read(), weight.bits),
+        "weight_scale": narrow_scales(weight.scales.read()),
+        "weight_shape": np.array(weight.shape, np.int64),
+    }
+    if weight.zeros is not None:
+        packed = pack_bits(np.ascontiguousarray(weight.zeros.read().T), weight.bits)
+        tensors["weight_zero_point"] = np.ascontiguousarray(packed.T)
+    return tensors
+
+
+def int8_layer(weight: Quantized) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a symmetric 8-bit layer [N, C] as plain int8, with its static input scale if it has one."""
+    assert weight.bits == 8, weight.bits
+    assert weight.symmetric
+    assert weight.permutation is None
+    tensors: dict[str, NDArray[Any]] = {
+        "weight": (weight.codes.read().astype(np.int16) - 128).astype(np.int8),
+        "weight_scale": narrow_scales(weight.scales.read()),
+    }
+    if weight.activation_scale is not None:
+        tensors["input_scale"] = np.array([weight.activation_scale], np.float32)
+    return tensors
+
+
+def _read_integers(packed: PackedLayer, group: _Group, notes: list[str]) -> Quantized:
+    outputs, columns = packed.shape
+    bits, columns_per_group = group.bits, columns if group.group == -1 else min(group.group, columns)
+    groups = count_groups(columns, columns_per_group)
+    half = 2 ** (bits - 1)
+    if group.format == PACKED:
+        words = packed_words(columns, bits)
+        source = packed.entry("weight_packed", ("I32",), (outputs, words), f"num_bits {bits} in {group.name}")
+        _check_stated_shape(packed)
+    else:
+        source = packed.entry("weight", ("I8",), (outputs, columns), f"format {group.format}")
+        if bits != 8:
+            raise packed.fault(f"{group.name} says num_bits {bits}, but {group.format} holds 8 bits")
+
+    def read_codes() -> NDArray[np.uint8]:
+        if group.format == PACKED:
+            codes = unpack_bits(source.read(), bits, columns)
+        else:
+            codes = (source.read().astype(np.int16) + half).astype(np.uint8)
+        return codes if permutation is None else codes[:, permutation]
+
+    read_scales = _scale_reader(packed, group, groups)
+    permutation = _permutation(packed, columns_per_group)
+    u8, f32 = np.dtype(np.uint8), np.dtype(np.float32)
+    return Quantized(
+        codes=Dense((outputs, columns), u8, read_codes),
+        scales=Dense((outputs, groups), f32, read_scales),
+        zeros=_zeros(packed, group, groups),
+        bits=bits,
+        group=columns_per_group,
+        permutation=None if permutation is None else Dense.of(permutation),
+        method=CompressedTensorsScheme.method,
+        activation_scale=_activation_scale(packed, group, notes),
+    )
+
+
+def _read_float(packed: PackedLayer, group: _Group, notes: list[str]) -> Dense:
+    outputs, columns = packed.shape
+    source = packed.entry("weight", ("F8_E4M3",), (outputs, columns), f"format {group.format}")
+    block = group.block
+    if block is None:
+        columns_per_group = columns if group.group == -1 else min(group.group, columns)
+        read_scales = _scale_reader(packed, group, count_groups(columns, columns_per_group))
+    else:
+        grid = (count_groups(outputs, block[0]), count_groups(columns, block[1]))
+        scales = packed.entry("weight_scale", _SCALE_DTYPES, grid, f"block_structure {list(block)}")
+        finite_scales(packed, scales)
+
+    def read() -> NDArray[np.float32]:
+        values: NDArray[np.float32] = source.read().astype(np.float32)
+        if block is None:
+            return values * read_scales()[:, np.arange(columns) // columns_per_group]
+        rows, groups = np.arange(outputs) // block[0], np.arange(columns) // block[1]
+        return values * scales.read().astype(np.float32)[rows][:, groups]
+
+    notes.append("fp8 weights were read as the numbers they stand for, in float32: quantize them again in the recipe")
+    return Dense((outputs, columns), np.dtype(np.float32), read)
+
+
+def _scale_reader(packed: PackedLayer, group: _Group, groups: int) -> Any:
+    """Return a function that reads the scales as float32 [N, g]."""
+    outputs = packed.shape[0]
+    found = packed.parts.get("weight_scale")
+    shape: tuple[int, ...] = (outputs, groups)
+    if group.strategy == "tensor":
+        shape = found.shape if found is not None and math.prod(found.shape) == 1 else (1,)
+    elif found is not None and groups == 1 and found.shape == (outputs,):
+        shape = (outputs,)  # older files leave the axis of groups out
+    claim = f"strategy {group.strategy}" + (f", group_size {group.group}" if group.group != -1 else "")
+    entry = packed.entry("weight_scale", _SCALE_DTYPES, shape, claim)
+    finite_scales(packed, entry)
+
+    def read() -> NDArray[np.float32]:
+        scales = entry.read().astype(np.float32)
+        if math.prod(entry.shape) == 1:
+            return np.full((outputs, groups), scales.reshape(()))
+        return scales.reshape(outputs, groups)
+
+    return read
+
+
+def _zeros(packed: PackedLayer, group: _Group, groups: int) -> Dense | None:
+    """Return the zero points, uint8 [N, g], moved up by half the range as the codes are; None for symmetric layers."""
+    outputs = packed.shape[0]
+    found = packed.parts.get("weight_zero_point")
+    if group.symmetric:
+        if found is not None and found.read().any():
+            raise packed.fault(f"{group.name} says symmetric: true, but weight_zero_point is not all 0")
+        return None
+    half = 2 ** (group.bits - 1)
+    is_packed = found is not None and found.dtype == "I32"
+    shape = (packed_words(outputs, group.bits), groups) if is_packed else (outputs, groups)
+    entry = packed.entry("weight_zero_point", _ZERO_DTYPES, shape, f"{group.name} says symmetric: false")
+
+    def read() -> NDArray[np.uint8]:
+        if is_packed:
+            return np.ascontiguousarray(unpack_bits(entry.read().T, group.bits, outputs).T)
+        return (entry.read().astype(np.int16) + half).astype(np.uint8)
+
+    if not is_packed and (np.abs(entry.read().astype(np.int16) + 0.5) > half).any():
+        raise packed.fault(f"weight_zero_point has values that {group.bits} bits do not hold")
+    return Dense((outputs, groups), np.dtype(np.uint8), read)
+
+
+def _permutation(packed: PackedLayer, group: int) -> NDArray[np.int32] | None:
+    if "weight_g_idx" not in packed.parts:
+        return None
+    columns = packed.shape[1]
+    index = packed.entry("weight_g_idx", ("I32", "I64"), (columns,)).read()
+    plain = np.arange(columns) // group
+    if np.array_equal(index, plain) or (index == -1).all():
+        return None
+    order = np.argsort(index, kind="stable").astype(np.int32)
+    if not np.array_equal(index[order], plain):
+        raise packed.fault(f"weight_g_idx does not form groups of {group} columns each")
+    return order
+
+
+def _activation_scale(packed: PackedLayer, group: _Group, notes: list[str]) -> float | None:
+    """Return the static scale of the layer's input, if it is one symmetric number; say so where it cannot be used."""
+    if not group.static_activations:
+        return None
+    entry = packed.parts.get("input_scale")
+    if entry is None:
+        raise packed.fault(f"{group.name} says that activations have a static scale, but there is no input_scale")
+    zero = packed.parts.get("input_zero_point")
+    if math.prod(entry.shape) != 1 or (zero is not None and zero.read().any()):
+        notes.append("static scales of activations that are not one number around 0 were not used")
+        return None
+    scale = float(finite_scales(packed, entry).reshape(()))
+    if scale <= 0:
+        raise packed.fault(f"input_scale is {scale}, which is no scale")
+    return scale
+
+
+def _check_stated_shape(packed: PackedLayer) -> None:
+    """Compare `weight_shape` with the model's, where the checkpoint has it."""
+    entry = packed.parts.get("weight_shape")
+    if entry is not None and tuple(int(size) for size in entry.read()) != packed.shape:
+        raise packed.fault(f"weight_shape is {entry.read().tolist()}, the configuration makes it {list(packed.shape)}")
+
+
+def _read_group(name: str, facts: Any, overall: Any, where: str) -> _Group:
+    place = f"{where}: config_groups.{name}"
+    if not isinstance(facts, dict) or not isinstance(facts.get("weights"), dict):
+        raise CheckpointError(f"{place}: has no description of weights")
+    weights = facts["weights"]
+    targets = facts.get("targets")
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise CheckpointError(f"{place}: targets must be a list of names, got {targets!r}")
+    is_float = weights.get("type", "int") == "float"
+    stored_as = _stored_as(facts.get("format") or overall, is_float=is_float, where=place)
+    bits = integer(weights, "num_bits", place, default=8)
+    if bits not in ((8,) if is_float else BITS):
+        kind = "float" if is_float else "int"
+        raise UnsupportedModelError(
+            f"{place}: {kind} weights of {bits} bits; readable are int of 2, 3, 4, 8, float of 8"
+        )
+    strategy = weights.get("strategy") or ("tensor" if weights.get("group_size") is None else "group")
+    columns = -1
+    if strategy == "group":
+        columns = group_size(weights, "group_size", place)
+    elif strategy not in ("channel", "tensor") and not (strategy == "block" and is_float):
+        raise UnsupportedModelError(f"{place}: strategy '{strategy}' is not read")
+    return _Group(
+        name=name,
+        targets=tuple(targets),
+        format=stored_as,
+        bits=bits,
+        is_float=is_float,
+        symmetric=boolean(weights, "symmetric", place, default=True),
+        strategy=strategy,
+        group=columns,
+        block=_block(weights, place) if strategy == "block" else None,
+        static_activations=_has_static_scale(facts.get("input_activations")),
+    )
+
+
+def _stored_as(format_: Any, *, is_float: bool, where: str) -> str:
+    if format_ == _NAIVE:
+        return FLOAT if is_float else INTEGER
+    if format_ not in (PACKED, INTEGER, FLOAT) or (format_ == FLOAT) != is_float:
+        kind = "float" if is_float else "int"
+        raise UnsupportedModelError(
+            f"{where}: format '{format_}' of {kind} weights is not read; readable are {PACKED}, {INTEGER} and {FLOAT}"
+        )
+    return str(format_)
+
+
+def _block(weights: Mapping[str, Any], where: str) -> tuple[int, int]:
+    value = weights.get("block_structure")
+    if (
+        not isinstance(value, Sequence)
+        or len(value) != 2
+        or not all(isinstance(size, int) and size > 0 for size in value)
+    ):
+        raise CheckpointError(f"{where}: block_structure must be two sizes, got {value!r}")
+    return value[0], value[1]
+
+
+def _has_static_scale(activations: Any) -> bool:
+    """Whether activations are rounded to 8-bit integers with a scale that the checkpoint has."""
+    return (
+        isinstance(activations, dict)
+        and activations.get("dynamic") is False
+        and activations.get("type", "int") == "int"
+    )
+
+
+def _refuse_transforms(facts: Mapping[str, Any], where: str) -> None:
+    """Refuse what would make the model compute something else than its weights say."""
+    transforms = facts.get("transform_config")
+    if isinstance(transforms, dict) and transforms.get("config_groups"):
+        raise UnsupportedModelError(f"{where}: transform_config asks for rotations of activations, which are not read")
+    sparsity = facts.get("sparsity_config")
+    if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
+        raise UnsupportedModelError(f"{where}: weights are stored sparse ({sparsity['format']}), which is not read")
+
+
+def _matches_any(targets: Sequence[str], layer: str) -> bool:
+    return any(_matches(target, layer) for target in targets)
+
+
+def _matches(target: str, layer: str) -> bool:
+    if _is_pattern(target):
+        return re.match(target.removeprefix("re:"), layer) is not None
+    return target == layer or _is_class(target)
+
+
+def _is_pattern(target: str) -> bool:
+    return target.startswith("re:")
+
+
+def _is_class(target: str) -> bool:
+    return target == "Linear"
+
+
+def _is_name(target: str) -> bool:
+    return not _is_pattern(target) and not _is_class(target)
