@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from optimc.errors import LoweringError
 from optimc_passes.graph.attach import attach_weights
 
 SHORT = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn"}
@@ -68,3 +69,9 @@ def test_two_scales_of_one_value_are_two_roundings(tiny_decoder, quantized, lowe
     assert first[1].scale == pytest.approx(0.05)
     assert first[2].scale is None
     assert compare(model, program) < 0.03  # v's activations are rounded here and exact in the graph
+
+
+def test_activations_as_they_are_contradict_a_static_scale(tiny_decoder, quantized, lowered):
+    model = static_model(tiny_decoder, quantized)
+    with pytest.raises(LoweringError, match=r"q_proj.*static activation scale.*int8_activations: false"):
+        lowered(model, int8_activations=False)

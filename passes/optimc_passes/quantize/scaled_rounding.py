@@ -1,0 +1,104 @@
+"""What passes that scale channels have in common: which stages can be scaled, and how that is reported.
+
+A pass that scales looks at what each stage's linear layers read, and at the end of a decoder layer folds the scales it
+chose into the layer. Why a layer is not scaled is told in its row of the report, where it survives a build that is
+killed and resumed; decisions and metrics are made from the rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc.plan import LayerReport
+from optimc_passes.base import Metrics
+from optimc_passes.quantize.folding import FoldPair
+from optimc_passes.quantize.linears import LinearWeight
+from optimc_passes.weights import Quantized, Weight
+
+if TYPE_CHECKING:
+    from optimc_passes.walk.activations import Activations
+
+NOT_SCALED = "not scaled: "
+NO_PRODUCER = f"{NOT_SCALED}nothing before it can take the scales"
+UNDONE = f"{NOT_SCALED}with the scales folded the decoder layer computed something else"
+NO_HEAD = f"{NOT_SCALED}it is the head, whose norm the search leaves alone"
+NO_GAIN = f"{NOT_SCALED}no scales lower the error"
+
+
+def foldable(pair: FoldPair | None, weights: Mapping[str, Weight]) -> str | None:
+    """Return why a stage's columns cannot be scaled, as a note; None if they can."""
+    if pair is None:
+        return NO_PRODUCER
+    rounded = [name for name in pair.weights if isinstance(weights[name], Quantized)]
+    return f"{NOT_SCALED}{rounded[0]} is quantized already" if rounded else None
+
+
+def magnitudes(inputs: Activations) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the mean and the largest |x| of each feature [C] over all tokens."""
+    total = np.zeros(inputs.width, np.float64)
+    largest = np.zeros(inputs.width, np.float32)
+    for index in range(len(inputs.lengths)):
+        window = np.abs(inputs.window(index))
+        total += window.sum(axis=0, dtype=np.float64)
+        largest = np.maximum(largest, window.max(axis=0))
+    return (total / max(inputs.tokens, 1)).astype(np.float32), largest
+
+
+def scaling_decisions(rows: Iterable[LayerReport]) -> tuple[str, ...]:
+    """Return a sentence for each reason why layers were not scaled."""
+    by_note: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note is not None and row.note.startswith(NOT_SCALED):
+            by_note.setdefault(row.note, []).append(row.layer)
+    return tuple(
+        f"{layers[0]} is {note}" if len(layers) == 1 else f"{len(layers)} layers, e.g. {layers[0]}, are {note}"
+        for note, layers in by_note.items()
+    )
+
+
+def row_metrics(rows: Sequence[LayerReport]) -> Metrics:
+    """Return a pass's figures over its layers."""
+    metrics: Metrics = {
+        "layers": len(rows),
+        "scaled": sum(row.note is None or not row.note.startswith(NOT_SCALED) for row in rows),
+        "bytes_before": sum(row.bytes_before for row in rows),
+        "bytes_after": sum(row.bytes_after for row in rows),
+    }
+    errors = {row.layer: row.error for row in rows if row.error is not None}
+    if errors:
+        worst = max(errors, key=errors.__getitem__)
+        metrics |= {
+            "relative_error_mean": sum(errors.values()) / len(errors),
+            "relative_error_max": errors[worst],
+            "worst_layer": worst,
+        }
+    return metrics
+
+
+def walked_bytes(linears: Iterable[LinearWeight]) -> int:
+    """Return what one decoder layer's walk holds beside activations: its float32 weights twice, and second moments.
+
+    Every stage's second moment is kept until the layer is done.
+    """
+    by_layer: dict[str, list[tuple[int, int]]] = {}
+    for linear in linears:
+        if not linear.is_head:
+            by_layer.setdefault(linear.layer.rpartition(".")[0].rpartition(".")[0], []).append(linear.shape)
+    return max(
+        (
+            2 * 4 * sum(rows * columns for rows, columns in shapes)
+            + 4 * (3 * max(columns for _, columns in shapes) ** 2 + sum(columns**2 for columns in _widths(shapes)))
+            + 3 * 4 * max(rows * columns for rows, columns in shapes)
+            for shapes in by_layer.values()
+        ),
+        default=0,
+    )
+
+
+def _widths(shapes: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the widths of the four stages: at most two of the common one, and each other one twice."""
+    return [width for width in sorted({columns for _, columns in shapes}) for _ in range(2)]
