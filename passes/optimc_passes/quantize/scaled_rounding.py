@@ -79,26 +79,22 @@ def row_metrics(rows: Sequence[LayerReport]) -> Metrics:
     return metrics
 
 
-def walked_bytes(linears: Iterable[LinearWeight]) -> int:
-    """Return what one decoder layer's walk holds beside activations: its float32 weights twice, and second moments.
-
-    Every stage's second moment is kept until the layer is done.
+def walked_bytes(linears: Iterable[LinearWeight], *, moments: bool = True) -> int:
+    """Return what one decoder layer's walk holds beside activations: its float32 weights, the largest of them some
+    times over while it is worked on, and with `moments` the second moments of its four stages, kept until it is done.
     """
     by_layer: dict[str, list[tuple[int, int]]] = {}
     for linear in linears:
         if not linear.is_head:
             by_layer.setdefault(linear.layer.rpartition(".")[0].rpartition(".")[0], []).append(linear.shape)
-    return max(
-        (
-            2 * 4 * sum(rows * columns for rows, columns in shapes)
-            + 4 * (3 * max(columns for _, columns in shapes) ** 2 + sum(columns**2 for columns in _widths(shapes)))
-            + 3 * 4 * max(rows * columns for rows, columns in shapes)
-            for shapes in by_layer.values()
-        ),
-        default=0,
-    )
+    return max((_layer_bytes(shapes, moments) for shapes in by_layer.values()), default=0)
 
 
-def _widths(shapes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the widths of the four stages: at most two of the common one, and each other one twice."""
-    return [width for width in sorted({columns for _, columns in shapes}) for _ in range(2)]
+def _layer_bytes(shapes: Sequence[tuple[int, int]], moments: bool) -> int:
+    elements = [rows * columns for rows, columns in shapes]
+    widths = sorted({columns for _, columns in shapes})
+    held = 2 * sum(elements) + 5 * max(elements)
+    if moments:
+        # The common width is read by two or three stages; the search needs one more of the widest.
+        held += 3 * widths[0] ** 2 + sum(width**2 for width in widths) + widths[-1] ** 2
+    return 4 * held
