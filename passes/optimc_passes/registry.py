@@ -16,11 +16,13 @@ from optimc_passes.quantize.awq import Awq
 from optimc_passes.quantize.kv_quant import KvQuant
 from optimc_passes.quantize.gptq import Gptq
 from optimc_passes.quantize.rtn import Rtn
+from optimc_passes.quantize.smoothquant import SmoothQuant
 
 _PASSES: tuple[type[Pass[Any]], ...] = (
     Rtn,
     Gptq,
     Awq,
+    SmoothQuant,
     KvQuant,
     *GRAPH_PASSES,
 )

@@ -48,7 +48,7 @@ class QualityProbe:
     @property
     def predictions(self) -> int:
         """How many predictions the figures are means over."""
-        return self._windows.shape[0] * (self._windows.shape[1] - 1)
+        return len(self._windows) * (len(self._windows[0]) - 1)
 
     def measure(
         self,

@@ -5,7 +5,8 @@ from optimc.errors import PassError
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
 from optimc_passes.quantize.affine import quantize_affine
-from optimc_passes.quantize.rtn import Rtn, RtnConfig, packed_bytes
+from optimc_passes.quantize.layer_report import packed_bytes, stored_bytes
+from optimc_passes.quantize.rtn import Rtn, RtnConfig
 from optimc_passes.weights import Dense, Quantized, WeightStore
 
 Q0 = "model.layers.0.self_attn.q_proj.weight"
@@ -27,7 +28,7 @@ def test_all_linear_layers_but_the_head_are_quantized(tiny_decoder):
     assert outcome.report.decisions == ("lm_head is left as it is: ignored",)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("group_size", [16, 32, -1])
 def test_a_layer_is_what_rounding_to_nearest_gives(tiny_decoder, bits, symmetric, group_size):
@@ -48,11 +49,25 @@ def test_the_error_of_each_layer_is_reported(tiny_decoder):
     weight = outcome.artifact.weights[Q0].dequantize()
     expected = np.linalg.norm(decoder.arrays[Q0] - weight) / np.linalg.norm(decoder.arrays[Q0])
     metrics = outcome.report.metrics
-    assert metrics["relative_error.model.layers.0.self_attn.q_proj"] == pytest.approx(expected, rel=1e-5)
-    assert metrics[f"relative_error.{metrics['worst_layer']}"] == metrics["relative_error_max"]
+    rows = {row.layer: row for row in outcome.report.layers}
+    assert rows["model.layers.0.self_attn.q_proj"].error == pytest.approx(expected, rel=1e-5)
+    assert rows["model.layers.0.self_attn.q_proj"].bits == 4
+    assert rows["model.layers.0.self_attn.q_proj"].group == 16
+    assert rows[metrics["worst_layer"]].error == metrics["relative_error_max"]
     eight = run(decoder, group_size=16, bits=8).report.metrics
     # 17 times as many steps in the same range.
     assert metrics["relative_error_mean"] / eight["relative_error_mean"] == pytest.approx(17, rel=0.1)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_clipping_lowers_the_squared_error_of_coarse_grids(tiny_decoder, symmetric):
+    decoder = tiny_decoder()
+    for bits, gain in ((2, 0.97), (3, 0.99)):
+        plain, clipped = (
+            run(decoder, bits=bits, symmetric=symmetric, group_size=16, clip=clip).report.metrics["relative_error_mean"]
+            for clip in ("none", "mse")
+        )
+        assert clipped < gain * plain
 
 
 def test_bytes_are_counted_as_served():
@@ -61,6 +76,17 @@ def test_bytes_are_counted_as_served():
     quantized = Quantized(Dense.of(codes), Dense.of(scales), Dense.of(zeros), 4, 4)
     # 60 codes and 18 zero points of half a byte, 18 scales of four.
     assert packed_bytes(quantized) == 39 + 72
+    # Zero points take a byte there, scales two.
+    assert stored_bytes(quantized) == 30 + 18 * 3
+
+
+@pytest.mark.parametrize(("bits", "width"), [(2, 4), (3, 4), (4, 4), (8, 8)])
+def test_narrow_codes_are_stored_in_four_bits(bits, width):
+    weight = np.random.default_rng(0).standard_normal((6, 16)).astype(np.float32)
+    codes, scales, _ = quantize_affine(weight, bits, 16, symmetric=True)
+    quantized = Quantized(Dense.of(codes), Dense.of(scales), None, bits, 16)
+    assert packed_bytes(quantized) == 96 * bits // 8 + 6 * 4
+    assert stored_bytes(quantized) == 96 * width // 8 + 6 * 2
 
 
 def test_compression_is_reported(tiny_decoder):
