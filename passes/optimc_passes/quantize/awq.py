@@ -16,7 +16,8 @@ from optimc_passes.artifact import Artifact
 from optimc_passes.base import Pass, PassContext, PassResult
 from optimc_passes.quantize.config import LayerChoice, describe_selection, schemes_of
 from optimc_passes.quantize.linears import linear_weights
-from optimc_passes.quantize.scaled_rounding import row_metrics, scaling_decisions, walked_bytes
+from optimc_passes.quantize.scaled_rounding import held_moments, row_metrics, scaling_decisions
+from optimc_passes.walk.host_bytes import walk_host_bytes
 from optimc_passes.walk.structure import structure_problems
 from optimc_passes.weights import Quantized, WeightStore
 
@@ -50,8 +51,8 @@ class Awq(Pass[AwqConfig]):
         return [*selection.problems, *structure_problems(linear_weights(artifact.checkpoint.config))]
 
     def host_bytes(self, artifact: Artifact) -> int:
-        """Return the memory of one decoder layer's walk."""
-        return walked_bytes(linear_weights(artifact.checkpoint.config))
+        """Return what a walk needs, and the second moments of a whole decoder layer."""
+        return walk_host_bytes(artifact).total + held_moments(linear_weights(artifact.checkpoint.config))
 
     def run(self, artifact: Artifact, context: PassContext) -> PassResult:
         """Walk the layers on the activations of the weights as they are."""

@@ -26,10 +26,11 @@ from optimc_passes.quantize.awq_search import (
 )
 from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair, apply_folds, fold_pairs
+from optimc_passes.quantize.layer_report import packed_bytes
 from optimc_passes.quantize.linears import LinearWeight, linear_weights
-from optimc_passes.quantize.rtn import packed_bytes
-from optimc_passes.quantize.scaled_rounding import NO_GAIN, NO_HEAD, UNDONE, foldable, magnitudes, walked_bytes
+from optimc_passes.quantize.scaled_rounding import NO_GAIN, NO_HEAD, UNDONE, foldable, held_moments, magnitudes
 from optimc_passes.walk.activations import Activations, second_moment
+from optimc_passes.walk.host_bytes import walk_host_bytes
 from optimc_passes.walk.layered_model import LoadedLayer, Stage
 from optimc_passes.walk.walk import Finished, LayerWork
 from optimc_passes.weights import Dense, Quantized, Weight
@@ -63,7 +64,8 @@ class AwqWork(LayerWork):
         self._found: dict[str, _Found] = {}
         self._tokens = 0
         """Of the first window."""
-        self.working_bytes = walked_bytes(linear_weights(artifact.checkpoint.config))
+        moments = walk_host_bytes(artifact).moments
+        self.working_bytes = moments + held_moments(linear_weights(artifact.checkpoint.config))
 
     def begin(self, layer: LoadedLayer) -> None:
         """Look for what can be folded."""

@@ -79,22 +79,12 @@ def row_metrics(rows: Sequence[LayerReport]) -> Metrics:
     return metrics
 
 
-def walked_bytes(linears: Iterable[LinearWeight], *, moments: bool = True) -> int:
-    """Return what one decoder layer's walk holds beside activations: its float32 weights, the largest of them some
-    times over while it is worked on, and with `moments` the second moments of its four stages, kept until it is done.
-    """
-    by_layer: dict[str, list[tuple[int, int]]] = {}
+def held_moments(linears: Iterable[LinearWeight]) -> int:
+    """Return the bytes of all second moments of one decoder layer, which are kept until the layer is done."""
+    by_layer: dict[str, set[tuple[str, int]]] = {}
     for linear in linears:
         if not linear.is_head:
-            by_layer.setdefault(linear.layer.rpartition(".")[0].rpartition(".")[0], []).append(linear.shape)
-    return max((_layer_bytes(shapes, moments) for shapes in by_layer.values()), default=0)
-
-
-def _layer_bytes(shapes: Sequence[tuple[int, int]], moments: bool) -> int:
-    elements = [rows * columns for rows, columns in shapes]
-    widths = sorted({columns for _, columns in shapes})
-    held = 2 * sum(elements) + 5 * max(elements)
-    if moments:
-        # The common width is read by two or three stages; the search needs one more of the widest.
-        held += 3 * widths[0] ** 2 + sum(width**2 for width in widths) + widths[-1] ** 2
-    return 4 * held
+            half = linear.layer.rpartition(".")[0]
+            by_layer.setdefault(half.rpartition(".")[0], set()).add((half, linear.shape[1]))
+    # Where attention's output is as wide as its input, two stages of one half have the same width.
+    return max((2 * 4 * sum(width**2 for _, width in widths) for widths in by_layer.values()), default=0)

@@ -16,8 +16,8 @@ from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.quantize.awq_search import scales_of
 from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair, apply_folds, fold_pairs
+from optimc_passes.quantize.layer_report import packed_bytes
 from optimc_passes.quantize.linears import LinearWeight
-from optimc_passes.quantize.rtn import packed_bytes
 from optimc_passes.quantize.scaled_rounding import NO_HEAD, UNDONE, foldable, magnitudes
 from optimc_passes.quantize.smoothquant import SmoothQuantConfig
 from optimc_passes.walk.activations import Activations
