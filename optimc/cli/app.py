@@ -18,6 +18,7 @@ from optimc.cli.build import build
 from optimc.cli.chat import chat
 from optimc.cli.compare import compare
 from optimc.cli.evaluate import evaluate
+from optimc.cli.export import export
 from optimc.cli.inspect import inspect
 from optimc.cli.recipe_schema import print_recipe_schema
 from optimc.cli.serve import serve
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("build")(build)
+app.command("export")(export)
 app.command("inspect")(inspect)
 app.command("serve")(serve)
 app.command("chat")(chat)

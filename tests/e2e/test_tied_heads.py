@@ -115,7 +115,7 @@ def test_d_a_quantized_head(weights, facts, tmp_path, method, tied):
             packed = quantized(weights[name])
             plain[name] = packed.dequantize()
             parts = pack_gptq(packed, "gptq") if method == "gptq" else pack_compressed(packed)
-            stored.update({f"{name.removesuffix('weight')}{part}": array for part, array in parts.items()})
+            stored.update({f"{name.removesuffix('weight')}{part}": tensor.read() for part, tensor in parts.items()})
             del stored[name]
     described = {
         "gptq": {"bits": 4, "group_size": 32, "sym": False, "desc_act": False, "lm_head": True},

@@ -108,15 +108,26 @@ class AwqScheme(QuantScheme):
         )
 
 
-def pack_layer(weight: Quantized) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a quantized layer [N, C] of 4 bits without a permutation, N a multiple of 8."""
+def pack_layer(weight: Quantized) -> dict[str, Dense]:
+    """Return the tensors of a quantized layer [N, C] of 4 bits without a permutation, N a multiple of 8.
+
+    They are packed when they are read. Symmetric layers get their zero points written out.
+    """
     assert weight.bits == BITS, weight.bits
     assert weight.permutation is None
     outputs, columns = weight.shape
     groups = count_groups(columns, weight.group)
-    zeros = np.full((outputs, groups), _MIDDLE, np.uint8) if weight.zeros is None else weight.zeros.read()
+
+    def read_codes() -> NDArray[np.int32]:
+        return pack_awq(np.ascontiguousarray(weight.codes.read().T))
+
+    def read_zeros() -> NDArray[np.int32]:
+        zeros = np.full((outputs, groups), _MIDDLE, np.uint8) if weight.zeros is None else weight.zeros.read()
+        return pack_awq(np.ascontiguousarray(zeros.T))
+
+    i32 = np.dtype(np.int32)
     return {
-        "qweight": pack_awq(np.ascontiguousarray(weight.codes.read().T)),
-        "qzeros": pack_awq(np.ascontiguousarray(zeros.T)),
-        "scales": np.ascontiguousarray(narrow_scales(weight.scales.read()).T),
+        "qweight": Dense((columns, outputs // CODES_PER_WORD), i32, read_codes),
+        "qzeros": Dense((groups, outputs // CODES_PER_WORD), i32, read_zeros),
+        "scales": Dense.of(np.ascontiguousarray(narrow_scales(weight.scales.read()).T)),
     }

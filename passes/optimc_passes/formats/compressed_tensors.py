@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,31 +117,46 @@ class CompressedTensorsScheme(QuantScheme):
         return None
 
 
-def pack_layer(weight: Quantized) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a quantized layer [N, C] in the packed form, by the last part of their names."""
+def pack_layer(weight: Quantized) -> dict[str, Dense]:
+    """Return the tensors of a quantized layer [N, C] in the packed form, by the last part of their names.
+
+    They are packed when they are read.
+    """
     assert weight.permutation is None
-    tensors: dict[str, NDArray[Any]] = {
-        "weight_packed": pack_bits(weight.codes.read(), weight.bits),
-        "weight_scale": narrow_scales(weight.scales.read()),
-        "weight_shape": np.array(weight.shape, np.int64),
+    outputs, columns = weight.shape
+    bits, i32 = weight.bits, np.dtype(np.int32)
+    zeros = weight.zeros
+    tensors = {
+        "weight_packed": Dense(
+            (outputs, packed_words(columns, bits)), i32, lambda: pack_bits(weight.codes.read(), bits)
+        ),
+        "weight_scale": Dense.of(narrow_scales(weight.scales.read())),
+        "weight_shape": Dense.of(np.array(weight.shape, np.int64)),
     }
-    if weight.zeros is not None:
-        packed = pack_bits(np.ascontiguousarray(weight.zeros.read().T), weight.bits)
-        tensors["weight_zero_point"] = np.ascontiguousarray(packed.T)
+    if zeros is not None:
+
+        def read_zeros() -> NDArray[np.int32]:
+            return np.ascontiguousarray(pack_bits(np.ascontiguousarray(zeros.read().T), bits).T)
+
+        tensors["weight_zero_point"] = Dense((packed_words(outputs, bits), zeros.shape[1]), i32, read_zeros)
     return tensors
 
 
-def int8_layer(weight: Quantized) -> dict[str, NDArray[Any]]:
+def int8_layer(weight: Quantized) -> dict[str, Dense]:
     """Return the tensors of a symmetric 8-bit layer [N, C] as plain int8, with its static input scale if it has one."""
     assert weight.bits == 8, weight.bits
     assert weight.symmetric
     assert weight.permutation is None
-    tensors: dict[str, NDArray[Any]] = {
-        "weight": (weight.codes.read().astype(np.int16) - 128).astype(np.int8),
-        "weight_scale": narrow_scales(weight.scales.read()),
+
+    def read_codes() -> NDArray[np.int8]:
+        return (weight.codes.read().astype(np.int16) - 128).astype(np.int8)
+
+    tensors = {
+        "weight": Dense(weight.shape, np.dtype(np.int8), read_codes),
+        "weight_scale": Dense.of(narrow_scales(weight.scales.read())),
     }
     if weight.activation_scale is not None:
-        tensors["input_scale"] = np.array([weight.activation_scale], np.float32)
+        tensors["input_scale"] = Dense.of(np.array([weight.activation_scale], np.float32))
     return tensors
 
 
@@ -196,7 +211,8 @@ def _read_float(packed: PackedLayer, group: _Group, notes: list[str]) -> Dense:
     def read() -> NDArray[np.float32]:
         values: NDArray[np.float32] = source.read().astype(np.float32)
         if block is None:
-            return values * read_scales()[:, np.arange(columns) // columns_per_group]
+            spread: NDArray[np.float32] = read_scales()[:, np.arange(columns) // columns_per_group]
+            return values * spread
         rows, groups = np.arange(outputs) // block[0], np.arange(columns) // block[1]
         return values * scales.read().astype(np.float32)[rows][:, groups]
 
@@ -204,7 +220,7 @@ def _read_float(packed: PackedLayer, group: _Group, notes: list[str]) -> Dense:
     return Dense((outputs, columns), np.dtype(np.float32), read)
 
 
-def _scale_reader(packed: PackedLayer, group: _Group, groups: int) -> Any:
+def _scale_reader(packed: PackedLayer, group: _Group, groups: int) -> Callable[[], NDArray[np.float32]]:
     """Return a function that reads the scales as float32 [N, g]."""
     outputs = packed.shape[0]
     found = packed.parts.get("weight_scale")
@@ -242,7 +258,8 @@ def _zeros(packed: PackedLayer, group: _Group, groups: int) -> Dense | None:
     def read() -> NDArray[np.uint8]:
         if is_packed:
             return np.ascontiguousarray(unpack_bits(entry.read().T, group.bits, outputs).T)
-        return (entry.read().astype(np.int16) + half).astype(np.uint8)
+        moved: NDArray[np.uint8] = (entry.read().astype(np.int16) + half).astype(np.uint8)
+        return moved
 
     if not is_packed and (np.abs(entry.read().astype(np.int16) + 0.5) > half).any():
         raise packed.fault(f"weight_zero_point has values that {group.bits} bits do not hold")

@@ -149,9 +149,10 @@ class GptqScheme(QuantScheme):
         middle = 2 ** (facts.bits - 1)
         if facts.symmetric and not (zeros == middle).all():
             others = zeros[zeros != middle]
+            other_version = V2 if self._zero_offset else V1
             raise packed.fault(
-                f"the configuration says sym: true, but {others.size} zero points are not {middle}, one is "
-                f"{others[0]}; set sym to false, or checkpoint_format to {V2 if self._zero_offset else V1} if all are one off"
+                f"the configuration says sym: true, but {others.size} zero points are not {middle}, one {others[0]}; "
+                f"set sym to false, or checkpoint_format to {other_version} if they are one off"
             )
         if self._zero_offset and not self._borrows and not zeros.all():
             notes.append(
@@ -188,37 +189,39 @@ def choose_version(zeros_at_zero: bool) -> str:
     return V2 if zeros_at_zero else V1
 
 
-def pack_layer(weight: Quantized, version: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a quantized layer [N, C], by the last part of their names.
+def pack_layer(weight: Quantized, version: str) -> dict[str, Dense]:
+    """Return the tensors of a quantized layer [N, C], by the last part of their names; packed when they are read.
 
     N and C must fill whole words. Scales are float16 where that holds them exactly, float32 else.
     """
     outputs, columns = weight.shape
     bits, group = weight.bits, weight.group
     groups = count_groups(columns, group)
-    codes = weight.codes.read()
+    order = None if weight.permutation is None else weight.permutation.read()
     index = (np.arange(columns) // group).astype(np.int32)
-    if weight.permutation is not None:
-        order = weight.permutation.read()
-        source = np.empty_like(codes)
-        source[:, order] = codes
-        codes = source
-        in_source = np.empty_like(index)
-        in_source[order] = index
-        index = in_source
-    zeros = (
-        np.full((groups, outputs), 2 ** (bits - 1), np.uint8)
-        if weight.zeros is None
-        else np.ascontiguousarray(weight.zeros.read().T)
-    )
-    if version == V1:
-        assert zeros.all(), "a zero point of 0 has no agreed form in this version"
-        zeros = zeros - np.uint8(1)
+    if order is not None:
+        index = _unsorted(index, order)
+
+    def read_codes() -> NDArray[np.int32]:
+        codes = weight.codes.read()
+        return np.ascontiguousarray(pack_bits(codes if order is None else _unsorted(codes, order), bits).T)
+
+    def read_zeros() -> NDArray[np.int32]:
+        if weight.zeros is None:
+            zeros = np.full((groups, outputs), 2 ** (bits - 1), np.uint8)
+        else:
+            zeros = np.ascontiguousarray(weight.zeros.read().T)
+        if version == V1:
+            assert zeros.all(), "a zero point of 0 has no agreed form in this version"
+            zeros = zeros - np.uint8(1)
+        return pack_bits(zeros, bits)
+
+    i32 = np.dtype(np.int32)
     return {
-        "qweight": np.ascontiguousarray(pack_bits(np.ascontiguousarray(codes), bits).T),
-        "qzeros": pack_bits(zeros, bits),
-        "scales": np.ascontiguousarray(narrow_scales(weight.scales.read()).T),
-        "g_idx": index,
+        "qweight": Dense((packed_words(columns, bits), outputs), i32, read_codes),
+        "qzeros": Dense((groups, packed_words(outputs, bits)), i32, read_zeros),
+        "scales": Dense.of(np.ascontiguousarray(narrow_scales(weight.scales.read()).T)),
+        "g_idx": Dense.of(index),
     }
 
 
@@ -227,6 +230,13 @@ def narrow_scales(scales: NDArray[np.float32]) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         narrow = scales.astype(np.float16)
     return narrow if np.array_equal(narrow.astype(np.float32), scales) else scales
+
+
+def _unsorted(values: NDArray[Any], order: NDArray[np.int32]) -> NDArray[Any]:
+    """Undo a permutation of the last axis."""
+    source = np.empty_like(values)
+    source[..., order] = values
+    return source
 
 
 def _zero_convention(facts: Mapping[str, Any], where: str) -> tuple[int, bool]:

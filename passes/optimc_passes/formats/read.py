@@ -56,7 +56,7 @@ def read_quantization(facts: Any, where: str) -> QuantScheme:
     """
     if not isinstance(facts, dict):
         raise CheckpointError(f"{where}: the description of quantized weights must be an object, got {facts!r}")
-    method = facts.get("quant_method") or ("compressed-tensors" if "config_groups" in facts else None)
+    method = str(facts.get("quant_method") or ("compressed-tensors" if "config_groups" in facts else ""))
     if method not in SCHEMES:
         raise UnsupportedModelError(
             f"{where}: the checkpoint is quantized already ({method or 'unnamed method'}), which cannot be read; "

@@ -11,6 +11,15 @@ from optimc.errors import CheckpointError, UnsupportedModelError
 from optimc_passes.formats.compressed_tensors import int8_layer, pack_layer
 from optimc_passes.weights import Dense, Quantized
 
+
+def read_all(tensors):
+    """Read lazily packed tensors, after checking that each is what it was declared to be."""
+    for tensor in tensors.values():
+        assert tensor.read().shape == tensor.shape
+        assert tensor.read().dtype == tensor.dtype
+    return {part: tensor.read() for part, tensor in tensors.items()}
+
+
 UP = "model.layers.0.mlp.up_proj"
 
 
@@ -195,7 +204,7 @@ def make_quantized(numbers, *, symmetric):
 @pytest.mark.parametrize(("group", "symmetric"), [(16, False), (16, True), (64, False)])
 def test_writes_what_the_format_and_the_public_package_say(layer, unpack, bits, group, symmetric):
     numbers = layer(24, 64, bits, group, symmetric=symmetric)
-    tensors = pack_layer(make_quantized(numbers, symmetric=symmetric))
+    tensors = read_all(pack_layer(make_quantized(numbers, symmetric=symmetric)))
     assert np.array_equal(unpack.unpack_compressed(tensors, bits), numbers.weight)
     size = -1 if group == 64 else group
     scheme = QuantizationScheme(targets=["Linear"], weights=weights_of(bits, size, symmetric=symmetric))
@@ -227,7 +236,7 @@ def test_reads_what_the_public_package_packs(folder):
 
 def test_plain_int8_is_what_the_public_package_says(layer, unpack):
     numbers = layer(24, 64, 8, 64, symmetric=True)
-    tensors = int8_layer(make_quantized(numbers, symmetric=True))
+    tensors = read_all(int8_layer(make_quantized(numbers, symmetric=True)))
     assert tensors["input_scale"].tolist() == [0.5]
     assert np.array_equal(unpack.unpack_int8(tensors), numbers.weight)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights_of(8, -1, symmetric=True))

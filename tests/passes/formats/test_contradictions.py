@@ -109,17 +109,13 @@ def test_a_layer_that_is_missing_altogether(as_gptq):
 
 def test_a_tag_and_nothing_packed(folder):
     folder.config["quantization_config"] = compressed(ignore=["re:.*"])
-    with pytest.raises(
-        CheckpointError, match=r"\(compressed-tensors\), says config.json, but none is packed"
-    ):
+    with pytest.raises(CheckpointError, match=r"\(compressed-tensors\), says config.json, but none is packed"):
         folder.load()
 
 
 def test_packed_tensors_and_no_tag(as_gptq):
     del as_gptq.config["quantization_config"]
-    with pytest.raises(
-        CheckpointError, match=r"no place in the model: .*packed weights need a quantization_config"
-    ):
+    with pytest.raises(CheckpointError, match=r"no place in the model: .*packed weights need a quantization_config"):
         as_gptq.load()
 
 

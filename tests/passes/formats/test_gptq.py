@@ -5,6 +5,15 @@ from optimc.errors import CheckpointError, UnsupportedModelError
 from optimc_passes.formats.gptq import choose_version, narrow_scales, pack_layer
 from optimc_passes.weights import Dense, Quantized
 
+
+def read_all(tensors):
+    """Read lazily packed tensors, after checking that each is what it was declared to be."""
+    for tensor in tensors.values():
+        assert tensor.read().shape == tensor.shape
+        assert tensor.read().dtype == tensor.dtype
+    return {part: tensor.read() for part, tensor in tensors.items()}
+
+
 UP = "model.layers.0.mlp.up_proj"
 Q, K, V = (f"model.layers.0.self_attn.{name}_proj" for name in "qkv")
 
@@ -178,7 +187,7 @@ def make_quantized(numbers, permutation=None):
 @pytest.mark.parametrize("version", [1, 2])
 def test_writes_what_the_format_says(layer, unpack, bits, version):
     numbers = layer(32, 64, bits, 16, symmetric=False)
-    tensors = pack_layer(make_quantized(numbers), "gptq" if version == 1 else "gptq_v2")
+    tensors = read_all(pack_layer(make_quantized(numbers), "gptq" if version == 1 else "gptq_v2"))
     assert np.array_equal(unpack.unpack_gptq(tensors, bits, 64, version=version), numbers.weight)
     assert tensors["scales"].dtype == np.float16
 
@@ -188,7 +197,7 @@ def test_writes_permutations_as_group_indices(layer, unpack):
     permutation = np.argsort(numbers.g_idx, kind="stable").astype(np.int32)
     # Within a group the order of columns is free: the format does not keep it.
     permutation[:16] = permutation[:16][::-1]
-    tensors = pack_layer(make_quantized(numbers, permutation), "gptq")
+    tensors = read_all(pack_layer(make_quantized(numbers, permutation), "gptq"))
     assert np.array_equal(tensors["g_idx"], numbers.g_idx)
     assert np.array_equal(unpack.unpack_gptq(tensors, 4, 64), numbers.weight)
 

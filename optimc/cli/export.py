@@ -1,0 +1,51 @@
+"""`optimc export`: a recipe's quantized weights as a checkpoint folder for other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from optimc.cli import options
+from optimc.cli.format import format_bytes, format_metrics
+from optimc.cli.progress import progress_bar
+
+
+def export(
+    recipe: Annotated[Path, typer.Argument(help="Recipe in YAML.", show_default=False)],
+    format_name: Annotated[
+        str, typer.Option("--format", help="gptq, awq or compressed-tensors.", show_default=False, metavar="FORMAT")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder to write; must not exist yet.", show_default=False)
+    ],
+    overrides: options.Set = None,
+    cache_dir: options.CacheDir = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a recipe's weights in a checkpoint format of other tools. Weight passes run, graph passes do not."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from optimc.build import BuildOptions, export_recipe
+
+    build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir)
+    with progress_bar() as progress:
+        result = export_recipe(recipe, format_name, output, build_options, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+        return
+    console = Console()
+    table = Table("pass", "seconds", "notes", title=f"{recipe.stem} → {result.folder}", title_justify="left")
+    for report in result.reports:
+        seconds = "cached" if report.cached else f"{report.seconds:.1f}"
+        table.add_row(report.name, seconds, ", ".join(format_metrics(report.metrics)))
+    console.print(table)
+    for note in result.notes:
+        console.print(f"note: {note}", highlight=False)
+    console.print(
+        f"{result.num_layers} layers as {result.format}, {format_bytes(result.linear_bytes)} of "
+        f"{format_bytes(result.size_bytes)}, in {result.seconds:.1f} s"
+    )
