@@ -1,0 +1,1 @@
+"""Weight quantization beside GPTQModel and llm-compressor: what `benchmarks/quantization.py` is made of."""
