@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from optimc.errors import CheckpointError
 from optimc.plan import FusionReport, PassReport
 from optimc.storage import storing
-from optimc_passes.cache_entry import EntryWriter, read_entry, remove_abandoned
+from optimc_passes.cache_entry import PARTIAL, EntryWriter, read_entry, remove_abandoned
 from optimc_passes.choices import Choices
 from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.serialize import from_bytes, to_bytes
@@ -105,6 +105,10 @@ class ArtifactCache:
         """Open an entry for a weight pass; it comes to be with `WeightWriter.commit`."""
         with EntryWriter(self.root, _WEIGHTS, key) as entry:
             yield WeightWriter(entry)
+
+    def partial(self, key: str) -> Path:
+        """Return the folder for unfinished work on a weight pass's result; it need not exist."""
+        return self.root / PARTIAL / key
 
     def load_graph(self, key: str, store: Store) -> tuple[ir.Model, PassReport] | None:
         """Return a graph bound to `store`, and the report of the pass that made it; None if absent or harmed."""

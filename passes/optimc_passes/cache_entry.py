@@ -5,6 +5,7 @@ Layout under the cache's root:
     <kind>/<key>/entry.json      {"files": {name: {"bytes": n, "sha256": hex}}, "payload": any JSON}
     <kind>/<key>/<name>          the files
     tmp/<random>/                an entry being written; locked by its writer, moved into place when complete
+    partial/<key>/               what a weight pass has finished of its layers; locked while somebody is at it
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ _INDEX = "entry.json"
 _LOCK = ".lock"
 _YOUNG_S = 60.0
 """A temporary directory this young may not have been locked by its writer yet."""
+_FORGOTTEN_S = 30 * 24 * 3600.0
+"""Unfinished work this old belongs to a build nobody goes on with."""
+PARTIAL, PARTIAL_LOCK = "partial", ".lock"
+"""Where a weight pass keeps unfinished work, under its key; and the file that whoever is at it holds locked."""
 
 
 def read_entry(folder: Path) -> Any | None:
@@ -54,6 +59,23 @@ def remove_abandoned(root: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # locked by a living writer, or gone meanwhile
+    for folder in (root / PARTIAL).glob("*"):
+        try:
+            forgotten = now - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > _FORGOTTEN_S
+        except OSError:
+            continue
+        if forgotten:
+            remove_partial(folder)
+
+
+def remove_partial(folder: Path) -> None:
+    """Delete unfinished work, unless another process is at it or there is none."""
+    try:
+        with (folder / PARTIAL_LOCK).open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return
 
 
 @contextlib.contextmanager

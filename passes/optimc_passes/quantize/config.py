@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
 from optimc_passes.artifact import Artifact
-from optimc_passes.base import PassConfig
 from optimc_passes.choices import Scheme
+from optimc_passes.quantize.layer_patterns import LayerPatterns
 from optimc_passes.quantize.linears import LinearWeight, linear_weights
-from optimc_passes.quantize.selection import EVERY_LAYER, HEAD_PATTERN, RaggedPolicy, Selection, name_layers, select
+from optimc_passes.quantize.selection import HEAD_PATTERN, RaggedPolicy, Selection, name_layers, select
 from optimc_passes.weights import Dense, Quantized, WeightStore
 
 
-class LayerChoice(PassConfig):
+class LayerChoice(LayerPatterns):
     """Which layers are quantized, and how finely."""
 
     bits: Literal[2, 3, 4, 8, "auto"] = 4
@@ -28,9 +27,6 @@ class LayerChoice(PassConfig):
     ragged: RaggedPolicy = "error"
     """What to do where group_size does not divide a layer's columns: `error` refuses, naming every such layer;
     `ragged` makes the last group of a row smaller; `skip` leaves the layer dense."""
-    only: tuple[str, ...] = Field(default=(EVERY_LAYER,), min_length=1, strict=False)
-    """Layers this pass is about, so that a recipe can treat some with other options than the rest: patterns as in
-    `ignore`, which takes its share out of them."""
     ignore: tuple[str, ...] = Field(default=(HEAD_PATTERN,), strict=False)
     """Layers left as they are: globs over module names, or regular expressions after `re:`. `lm_head` means the output
     head whatever its name; a tied head that is not ignored is quantized apart from its embedding, which stays as it
@@ -42,17 +38,6 @@ class LayerChoice(PassConfig):
         if value == 0:
             raise ValueError("must be positive, or -1 for the whole row")
         return value
-
-    @field_validator("only", "ignore")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            if pattern.startswith("re:"):
-                try:
-                    re.compile(pattern[3:])
-                except re.error as error:
-                    raise ValueError(f"'{pattern}' is not a regular expression: {error}") from error
-        return patterns
 
 
 class Schemes(NamedTuple):
@@ -120,7 +105,7 @@ def _chosen_before(
         scheme = decided.get(linear.layer)
         if scheme is None or scheme.bits is None:
             continue
-        if scheme.group != -1 and linear.shape[1] % scheme.group:
+        if config.ragged != "ragged" and scheme.group != -1 and linear.shape[1] % scheme.group:
             problems.append(
                 f"{linear.layer}: {linear.shape[1]} columns not divisible by the chosen group size {scheme.group}"
             )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimc_passes.quantize.affine import float16_neighbours
+from optimc_passes.quantize.one_thread import one_thread
 
 _BLOCK = 128
 
@@ -75,17 +76,18 @@ def _sweep(
         end = min(begin + _BLOCK, columns)
         moved = torch.zeros(end - begin, rows)
         near = gradient[begin:end]
-        for index in range(end - begin):
-            column = begin + index
-            if diagonal[column] <= 0:
-                continue  # nothing depends on it: it keeps its nearest code
-            scale, zero = scale_of[groups[column]], zero_of[groups[column]]
-            step = steps[column]
-            wanted = (near[index] / (scale * diagonal[column])).add_(step).round_()
-            wanted = torch.minimum(torch.maximum(wanted, -zero), top - zero)
-            change = torch.sub(wanted, step, out=moved[index]).mul_(scale)
-            step.copy_(wanted)
-            near[index + 1 :].addr_(ordered[column, column + 1 : end], change, alpha=-1)
+        with one_thread():
+            for index in range(end - begin):
+                column = begin + index
+                if diagonal[column] <= 0:
+                    continue  # nothing depends on it: it keeps its nearest code
+                scale, zero = scale_of[groups[column]], zero_of[groups[column]]
+                step = steps[column]
+                wanted = (near[index] / (scale * diagonal[column])).add_(step).round_()
+                wanted = torch.minimum(torch.maximum(wanted, -zero), top - zero)
+                change = torch.sub(wanted, step, out=moved[index]).mul_(scale)
+                step.copy_(wanted)
+                near[index + 1 :].addr_(ordered[column, column + 1 : end], change, alpha=-1)
         gradient[end:].addmm_(ordered[end:, begin:end], moved, alpha=-1)
     result = torch.empty_like(steps)
     result[order] = steps + zero_of[group_index]

@@ -26,6 +26,7 @@ from torch import Tensor
 from optimc_passes.quantize.affine import asymmetric_grid, encode, group_range, symmetric_grid
 from optimc_passes.quantize.clip import clipped_range
 from optimc_passes.quantize.gptq_refine import refine
+from optimc_passes.quantize.one_thread import one_thread
 
 DAMPING_STEPS = 5
 """How often damping is tried, ten times larger each time."""
@@ -183,13 +184,14 @@ def _round_columns(
     for begin in range(0, columns, _BLOCK):
         end = min(begin + _BLOCK, columns)
         block, errors = work[begin:end], torch.empty(end - begin, rows)
-        for index in range(end - begin):
-            column, scale, zero = block[index], scale_of[groups[begin + index]], zero_of[groups[begin + index]]
-            code = (column / scale).round_().add_(zero).clamp_(0, top)
-            codes[begin + index] = code
-            error = torch.sub(column, code.sub_(zero).mul_(scale), out=errors[index])
-            error.div_(upper[begin + index, begin + index])
-            block[index + 1 :].addr_(upper[begin + index, begin + index + 1 : end], error, alpha=-1)
+        with one_thread():
+            for index in range(end - begin):
+                column, scale, zero = block[index], scale_of[groups[begin + index]], zero_of[groups[begin + index]]
+                code = (column / scale).round_().add_(zero).clamp_(0, top)
+                codes[begin + index] = code
+                error = torch.sub(column, code.sub_(zero).mul_(scale), out=errors[index])
+                error.div_(upper[begin + index, begin + index])
+                block[index + 1 :].addr_(upper[begin + index, begin + index + 1 : end], error, alpha=-1)
         work[end:].addmm_(upper[begin:end, end:].T, errors, alpha=-1)
     source_order = torch.empty_like(codes)
     source_order[order] = codes

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,12 +22,12 @@ from optimc.plan import LayerReport
 from optimc.storage import storing
 from optimc_passes.artifact import derive_key
 from optimc_passes.cache import read_weight, write_weight
+from optimc_passes.cache_entry import PARTIAL_LOCK
 from optimc_passes.load.digest import file_sha256
 from optimc_passes.walk.activations import Activations
 from optimc_passes.weights import Weight
 
 _PROGRESS = "progress.json"
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class PartialWork:
     def __enter__(self) -> PartialWork:
         with storing("unfinished work", self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / _LOCK).open("ab")
+            lock = (self._folder / PARTIAL_LOCK).open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -154,18 +153,7 @@ class PartialWork:
         return Resumed(int(progress["done"]), weights, tuple(self._rows), streams)
 
     def _remove_all_but(self, files: Mapping[str, Any]) -> None:
-        keep = {*files, _LOCK, *([_PROGRESS] if files else [])}
+        keep = {*files, PARTIAL_LOCK, *([_PROGRESS] if files else [])}
         for path in self._folder.iterdir():
             if path.name not in keep:
                 path.unlink()
-
-
-def remove_partial(folder: Path, *, unless: Callable[[Path], bool] = lambda _folder: False) -> None:
-    """Delete a folder of unfinished work, unless somebody is at it or `unless` says so."""
-    try:
-        with (folder / _LOCK).open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not unless(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        return  # another process works in it, or it has gone

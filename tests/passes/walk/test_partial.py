@@ -12,9 +12,10 @@ import pytest
 
 from optimc.plan import LayerReport
 from optimc_passes.artifact import derive_key
+from optimc_passes.cache_entry import remove_partial
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
-from optimc_passes.walk.partial import Finished, PartialWork, remove_partial
+from optimc_passes.walk.partial import Finished, PartialWork
 from optimc_passes.weights import Dense, Quantized
 
 LENGTHS = (4, 3)
