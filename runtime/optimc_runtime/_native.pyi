@@ -122,8 +122,11 @@ def default_instruction_set() -> str:
     Raises ValueError for an unknown set or one this machine lacks.
     """
 
-def kv_block_bytes(*, layers: list[tuple[int, int]], block_size: int, kv_dtype: str) -> int:
-    """Return the bytes of one KV block over all layers of (KV heads, head dim), scales included."""
+_KvLayer = tuple[int, int, str, str]
+"""KV heads, head dim, dtype, and whose scales quantized keys have: "token" or "channel"."""
+
+def kv_block_bytes(*, layers: list[_KvLayer], block_size: int) -> int:
+    """Return the bytes of one KV block over all layers, scales included."""
 
 _View = tuple[int, int, int]
 """Buffer, first column, number of columns."""
@@ -137,13 +140,18 @@ class ProgramBuilder:
     def __init__(
         self,
         *,
-        layers: list[tuple[int, int]],
+        layers: list[_KvLayer],
         block_size: int,
-        kv_dtype: str,
         num_blocks: int,
         capacity: int,
         arena_bytes: int,
     ) -> None: ...
+    def kv_channel_scales(self, layer: int, scales: NDArray[np.float32], minimums: NDArray[np.float32] | None) -> None:
+        """Give a layer with keys "channel" its scales [Hkv, D], for int4 minimums too, before its attention is added.
+
+        A key reads back as code * scale + minimum and saturates; nothing is copied.
+        """
+
     def int_weight(
         self,
         data: NDArray[np.uint8],
@@ -178,8 +186,9 @@ class ProgramBuilder:
         out: _View | None,
         quantized: int | None,
         permutation: int | None,
+        quantized_scale: float | None = None,
     ) -> None: ...
-    def quantize(self, x: _View, *, quantized: int, permutation: int | None) -> None: ...
+    def quantize(self, x: _View, *, quantized: int, permutation: int | None, scale: float | None = None) -> None: ...
     def linear(
         self,
         *,

@@ -120,17 +120,18 @@ def paged_attention(
     block_table: NDArray[Any],
     block_size: int,
     tree_mask: NDArray[np.bool_] | None = None,
-    store: Callable[[NDArray[Any]], NDArray[Any]] = lambda rows: rows,
+    store_keys: Callable[[NDArray[Any]], NDArray[Any]] = lambda rows: rows,
+    store_values: Callable[[NDArray[Any]], NDArray[Any]] = lambda rows: rows,
 ) -> NDArray[Any]:
     """Write this step's K/V to their slots, then return the attention of every token: [T, H*D] in the dtype of q.
 
     `q` [T, H*D]; `k`, `v` [T, Hkv*D]; the pools [P*S, Hkv*D], changed in place; the rest as in the executor's step:
     `slots` [T], `positions` [T], `query_start` [B+1], `context_len` [B], `block_table` [B, W], `tree_mask` [T, Q].
-    `store` is what a round trip through the cache's dtype does to rows, so that keys and values of this step are
-    attended to exactly as later steps will see them.
+    `store_keys` and `store_values` are what a round trip through the cache's format does to rows, so that keys and
+    values of this step are attended to exactly as later steps will see them.
     """
-    key_pool[slots] = store(k)
-    value_pool[slots] = store(v)
+    key_pool[slots] = store_keys(k)
+    value_pool[slots] = store_values(v)
     out = np.empty_like(q)
     for b, (start, stop) in enumerate(pairwise(query_start)):
         num_queries, num_context = int(stop - start), int(context_len[b])

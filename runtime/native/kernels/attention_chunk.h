@@ -8,7 +8,7 @@ namespace optimc::OPTIMC_ISA {
 
 constexpr int kChunkGroups = kChunkKeys / kKeyGroup;
 
-// Scales and minimums of the 16 keys of a group and of their values, those that the cache's type has.
+// Scales and minimums of the 16 keys of a group and of their values, those that the cache's blocks have.
 struct GroupScales {
     const float* key_scales;
     const float* value_scales;
@@ -96,12 +96,13 @@ inline void place_key(const CacheHead& cache, const std::uint8_t* head, int offs
     const auto copy_scale = [&](int row, std::int64_t part) {
         copy.scales[row * kChunkKeys + at] = ((const float*)(head + part))[offset];
     };
+    const bool own_keys = !cache.layer.has_channel_keys();
     if (kv_has_scales(type)) {
-        copy_scale(0, cache.parts.key_scales);
+        if (own_keys) copy_scale(0, cache.parts.key_scales);
         copy_scale(1, cache.parts.value_scales);
     }
     if (kv_has_minimums(type)) {
-        copy_scale(2, cache.parts.key_minimums);
+        if (own_keys) copy_scale(2, cache.parts.key_minimums);
         copy_scale(3, cache.parts.value_minimums);
     }
 }

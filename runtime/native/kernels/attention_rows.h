@@ -11,8 +11,8 @@ namespace optimc::OPTIMC_ISA {
 struct QueryRows {
     int count;
     int width;
-    float* queries;      // [rows, width], rotated and scaled
-    float* query_sums;   // [rows]: sum of the row's query, for 4-bit keys
+    float* queries;      // [rows, width], rotated and scaled; times the channels' scales, if keys have such
+    float* query_sums;   // [rows]: sum of the row's query, for 4-bit keys; times the channels' minimums
     float* scores;       // [rows, 64]: of the current chunk; then weights
     float* values;       // [rows, width]: weighted values of the current split
     float* weight_sums;  // [rows, 16]: sums of weights, lane by lane
@@ -59,6 +59,23 @@ inline std::size_t place_rows(int head_dim, std::byte* scratch, QueryRows& rows)
     return used;
 }
 
+// With a scale s and a minimum m per channel, q . k = q . (code * s + m) = (q * s) . code + q . m: the query takes them in
+// once, so that scores need no more than the codes.
+inline void take_in_channels(const KvLayer& cache, int kv_head, int r, const QueryRows& rows) {
+    float* query = rows.queries + r * rows.width;
+    const std::int64_t channels = static_cast<std::int64_t>(kv_head) * cache.head_dim;
+    Vec total = zero();
+    for (int d = 0; d < cache.head_dim; d += kLanes) {
+        const int count = cache.head_dim - d < kLanes ? cache.head_dim - d : kLanes;
+        const Vec q = load(query + d);
+        if (cache.key_minimums != nullptr) {
+            total = fma(q, load_first(cache.key_minimums + channels + d, count), total);
+        }
+        store(query + d, q * load_first(cache.key_scales + channels + d, count));
+    }
+    rows.query_sums[r] = sum(total);
+}
+
 // Rotate and scale the query of row `r`, which is head `head` of token `token`.
 inline void load_query(const AttentionCall& call, std::int64_t token, int head, int r, const QueryRows& rows) {
     const AttentionSpec& spec = call.spec;
@@ -77,6 +94,9 @@ inline void load_query(const AttentionCall& call, std::int64_t token, int head, 
         total = total + scaled;
     }
     rows.query_sums[r] = sum(total);
+    if (call.cache.has_channel_keys()) {
+        take_in_channels(call.cache, head / (spec.num_heads / spec.num_kv_heads), r, rows);
+    }
 }
 
 inline void clear_split(const QueryRows& rows) {

@@ -38,9 +38,9 @@ inline Vec only_visible(const ChunkKeys& keys, int g, Vec x, Vec other) {
     return x;
 }
 
-// Products become scores in place; the largest goes to next_largest.
+// Products become scores in place; the largest goes to next_largest. With channel keys the query holds the scales.
 template <KvType type>
-inline void finish_scores(const AttentionSpec& spec, const Chunk& chunk, const QueryRows& rows, int r,
+inline void finish_scores(const AttentionSpec& spec, bool channel_keys, const Chunk& chunk, const QueryRows& rows, int r,
                           const ChunkKeys& keys) {
     float* scores = rows.scores + r * kChunkKeys;
     const Vec cap = broadcast(spec.softcap), inverse = broadcast(spec.softcap > 0.0f ? 1.0f / spec.softcap : 0.0f);
@@ -49,9 +49,12 @@ inline void finish_scores(const AttentionSpec& spec, const Chunk& chunk, const Q
     for (int g = keys.begin / kKeyGroup; g * kKeyGroup < keys.end; ++g) {
         const int at = g * kKeyGroup;
         Vec x = load(scores + at);
-        if constexpr (type == KvType::int8) x = x * load(chunk.scales[g].key_scales);
+        if constexpr (type == KvType::int8) {
+            if (!channel_keys) x = x * load(chunk.scales[g].key_scales);
+        }
         if constexpr (type == KvType::int4) {
-            x = fma(x, load(chunk.scales[g].key_scales), load(chunk.scales[g].key_minimums) * query_sum);
+            x = channel_keys ? x + query_sum
+                             : fma(x, load(chunk.scales[g].key_scales), load(chunk.scales[g].key_minimums) * query_sum);
         }
         if (spec.softcap > 0.0f) x = cap * tanh(x * inverse);
         x = only_visible(keys, g, x, broadcast(-__builtin_inff()));
@@ -151,7 +154,9 @@ inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const Qu
     for (int r = first; r < last; ++r) {
         const ChunkKeys seen = keys_in_chunk(rows, r, chunk.first);
         rows.next_largest[r] = rows.largest[r];
-        if (!seen.none()) finish_scores<cache_type>(call.spec, chunk, rows, r, seen);
+        if (!seen.none()) {
+            finish_scores<cache_type>(call.spec, call.cache.has_channel_keys(), chunk, rows, r, seen);
+        }
     }
     for (int r = first; r < last; r += kLanes) {
         const int n = last - r < kLanes ? last - r : kLanes;

@@ -64,14 +64,33 @@ Quantized quantize_int4(const float* x, int n, std::uint8_t* codes) {
     return {range < kInfinity ? range : kNan, minimum};
 }
 
+// codes [n] are round((x - minimum) / scale), each channel with its own, saturated to [low, high]. False, and all codes
+// are 0, if x is not finite: who reads it has to be told another way.
+bool quantize_channels(const float* x, int n, const float* scales, const float* minimums, float low, float high,
+                       std::uint8_t* codes) {
+    const bool usable = not_finite(x, n) == 0.0f;
+    for (int i = 0; i < n; i += kLanes) {
+        const int count = n - i < kLanes ? n - i : kLanes;
+        const Vec scale = first(count, load_first(scales + i, count), broadcast(1.0f));
+        const Vec minimum = minimums == nullptr ? zero() : load_first(minimums + i, count);
+        const Vec code = usable ? round((load_first(x + i, count) - minimum) / scale) : zero();
+        store_i8((std::int8_t*)codes + i, max(broadcast(low), min(broadcast(high), code)));
+    }
+    return usable;
+}
+
 // One head of one slot. Rows of keys and values hold D floats.
 struct Slot {
     const KvLayer& layer;
     const KvParts& parts;
     std::uint8_t* head;
     std::int64_t offset;  // in the block
+    int kv_head;
 
     float* scale(std::int64_t part) const { return (float*)(head + part) + offset; }
+    const float* of_channels(const float* all) const {
+        return all == nullptr ? nullptr : all + static_cast<std::int64_t>(kv_head) * layer.head_dim;
+    }
     std::uint8_t* value() const {
         return head + parts.values + offset * kv_value_row_bytes(layer.type, layer.head_dim);
     }
@@ -97,19 +116,36 @@ void store_bfloat16(const Slot& slot, const float* key, const float* value) {
     for (int d = 0; d < dim; ++d) out[d] = narrow_bf16(value[d]);
 }
 
+// Codes of a key, and its scale where it has one of its own. Returns what the scale of the slot's value is multiplied
+// by: NaN for a key that is not finite but has no scale to show it, else 1.
+template <class Dynamic>
+float quantize_key(const Slot& slot, const float* key, float low, float high, const Dynamic& dynamic,
+                   std::uint8_t* codes) {
+    const int dim = slot.layer.head_dim;
+    if (slot.layer.has_channel_keys()) {
+        const bool finite = quantize_channels(key, dim, slot.of_channels(slot.layer.key_scales),
+                                              slot.of_channels(slot.layer.key_minimums), low, high, codes);
+        return finite ? 1.0f : kNan;
+    }
+    const Quantized k = dynamic(key, dim, codes);
+    *slot.scale(slot.parts.key_scales) = k.scale;
+    if (kv_has_minimums(slot.layer.type)) *slot.scale(slot.parts.key_minimums) = k.minimum;
+    return 1.0f;
+}
+
 void store_int8(const Slot& slot, const float* key, const float* value) {
     const int dim = slot.layer.head_dim;
     std::uint8_t codes[kMaxHeadDim + kLanes];
-    *slot.scale(slot.parts.key_scales) = quantize_int8(key, dim, codes).scale;
+    const float shown = quantize_key(slot, key, -127.0f, 127.0f, quantize_int8, codes);
     slot.write_key<std::uint8_t>(dim, [&](int d) { return codes[d]; });
-    *slot.scale(slot.parts.value_scales) = quantize_int8(value, dim, codes).scale;
+    *slot.scale(slot.parts.value_scales) = quantize_int8(value, dim, codes).scale * shown;
     std::memcpy(slot.value(), codes, static_cast<std::size_t>(dim));
 }
 
 void store_int4(const Slot& slot, const float* key, const float* value) {
     const int dim = slot.layer.head_dim;
     std::uint8_t codes[kMaxHeadDim + 2 * kLanes];
-    const Quantized k = quantize_int4(key, dim, codes);
+    const float shown = quantize_key(slot, key, 0.0f, 15.0f, quantize_int4, codes);
     if (dim % 2 != 0) codes[dim] = 0;
     slot.write_key<std::uint8_t>((dim + 1) / 2, [&](int i) {
         return static_cast<std::uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
@@ -123,9 +159,7 @@ void store_int4(const Slot& slot, const float* key, const float* value) {
             out[from / 2 + i] = static_cast<std::uint8_t>(codes[from + i] | codes[from + 16 + i] << 4);
         }
     }
-    *slot.scale(slot.parts.key_scales) = k.scale;
-    *slot.scale(slot.parts.key_minimums) = k.minimum;
-    *slot.scale(slot.parts.value_scales) = v.scale;
+    *slot.scale(slot.parts.value_scales) = v.scale * shown;
     *slot.scale(slot.parts.value_minimums) = v.minimum;
 }
 
@@ -138,7 +172,7 @@ void attention_store_head(const AttentionCall& call, std::int64_t token_begin, s
     for (std::int64_t t = token_begin; t < token_end; ++t) {
         const std::int64_t block = call.step->slots[t] / layer.block_size;
         const Slot slot{layer, parts, optimc::kv_head(layer, parts, block, kv_head),
-                        call.step->slots[t] - block * layer.block_size};
+                        call.step->slots[t] - block * layer.block_size, kv_head};
         const float* key = call.k.data + t * call.k.stride + kv_head * layer.head_dim;
         const float* value = call.v.data + t * call.v.stride + kv_head * layer.head_dim;
         if (call.spec.rotary_dim > 0) {

@@ -6,7 +6,7 @@
 namespace optimc::OPTIMC_ISA {
 
 void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const std::int32_t* permutation,
-                   const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end);
+                   float fixed_scale, const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end);
 void linear_int(const IntWeight& weight, const QuantizedRows& x, const Epilogue& epilogue, std::int64_t row_begin,
                 std::int64_t row_end, std::int64_t panel_begin, std::int64_t panel_end);
 void linear_int_exact(const IntWeight& weight, ConstRows x, const Epilogue& epilogue, std::int64_t row_begin,

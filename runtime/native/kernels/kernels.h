@@ -18,9 +18,10 @@ struct Kernels {
 
     // codes = round(x / scale), scale = max|x| / 127 of the row's group (all codes 0 and scale 0 where the group is 0).
     // x [M, features], taken in the order `permutation` [features] gives, if not nullptr. NaN or infinity in a group makes
-    // its scale NaN, so that it stays visible in every product.
+    // its scale NaN, so that it stays visible in every product. With `fixed_scale` above 0 every other group's scale is
+    // that, and codes saturate.
     void (*quantize_rows)(ConstRows x, std::int64_t features, std::int64_t group, const std::int32_t* permutation,
-                          const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end);
+                          float fixed_scale, const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end);
 
     // Products of 8-bit activations. Exact integer sums per group, groups added in order: the result of an element
     // depends on neither range.

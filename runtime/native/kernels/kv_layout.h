@@ -8,8 +8,9 @@
 //               high half
 //     float32 [S] each, as the type needs them: scales of keys, scales of values, minimums of keys, minimums of values
 // With 8 bits x = code * scale, -127 <= code <= 127; with 4 bits x = code * scale + minimum, 0 <= code <= 15; one scale
-// per slot and head. Parts begin at multiples of 64 bytes if blocks hold whole groups of 16 slots, of 4 bytes
-// otherwise.
+// per slot and head. Keys may have one scale per head and channel instead, which lies with the layer: then a block has
+// neither scales nor minimums of keys, and codes saturate. Parts begin at multiples of 64 bytes if blocks hold whole
+// groups of 16 slots, of 4 bytes otherwise.
 //
 // Functions are static because kernels call them: each instruction set needs its own copy.
 #pragma once
@@ -61,28 +62,26 @@ struct KvParts {
     std::int64_t head_bytes;
 };
 
-static constexpr KvParts kv_parts(KvType type, int block_size, int head_dim) {
+static constexpr KvParts kv_parts(KvType type, int block_size, int head_dim, bool channel_keys) {
     const std::int64_t unit = block_size % kKeyGroup == 0 ? 64 : 4;
     const std::int64_t scales = kv_has_scales(type) ? kv_round_up(4 * block_size, unit) : 0;
     const std::int64_t minimums = kv_has_minimums(type) ? scales : 0;
     KvParts parts{};
     parts.values = kv_round_up(kv_key_rows(type, head_dim) * kv_key_row_bytes(type, block_size), unit);
     parts.key_scales = parts.values + kv_round_up(block_size * kv_value_row_bytes(type, head_dim), unit);
-    parts.value_scales = parts.key_scales + scales;
+    parts.value_scales = parts.key_scales + (channel_keys ? 0 : scales);
     parts.key_minimums = parts.value_scales + scales;
-    parts.value_minimums = parts.key_minimums + minimums;
+    parts.value_minimums = parts.key_minimums + (channel_keys ? 0 : minimums);
     parts.head_bytes = parts.value_minimums + minimums;
     return parts;
 }
 static constexpr KvParts kv_parts(const KvLayer& layer) {
-    return kv_parts(layer.type, layer.block_size, layer.head_dim);
+    return kv_parts(layer.type, layer.block_size, layer.head_dim, layer.has_channel_keys());
 }
 
-static constexpr std::int64_t kv_block_bytes(KvType type, int block_size, int num_kv_heads, int head_dim) {
-    return num_kv_heads * kv_parts(type, block_size, head_dim).head_bytes;
-}
-static constexpr std::int64_t kv_block_bytes(const KvLayer& layer) {
-    return kv_block_bytes(layer.type, layer.block_size, layer.num_kv_heads, layer.head_dim);
+static constexpr std::int64_t kv_block_bytes(KvType type, int block_size, int num_kv_heads, int head_dim,
+                                             bool channel_keys) {
+    return num_kv_heads * kv_parts(type, block_size, head_dim, channel_keys).head_bytes;
 }
 
 // The start of one head of one block.

@@ -16,10 +16,12 @@ struct SlotBytes {
     std::int64_t key_rows = kv_key_rows(layer.type, layer.head_dim);
     std::int64_t key_row_bytes = kv_key_row_bytes(layer.type, layer.block_size);
     std::int64_t value_bytes = kv_value_row_bytes(layer.type, layer.head_dim);
+    bool own_keys = !layer.has_channel_keys();  // scales of keys lie in the block
 
     std::int64_t size() const {
-        return key_rows * element + value_bytes + 4 * (kv_has_scales(layer.type) ? 2 : 0) +
-               4 * (kv_has_minimums(layer.type) ? 2 : 0);
+        const std::int64_t of_slot = own_keys ? 2 * sizeof(float) : sizeof(float);
+        return key_rows * element + value_bytes + (kv_has_scales(layer.type) ? of_slot : 0) +
+               (kv_has_minimums(layer.type) ? of_slot : 0);
     }
 
     template <class Copy>
@@ -33,11 +35,11 @@ struct SlotBytes {
         for (std::int64_t row = 0; row < key_rows; ++row) part(base + row * key_row_bytes + offset * element, element);
         part(base + parts.values + offset * value_bytes, value_bytes);
         if (kv_has_scales(layer.type)) {
-            part(base + parts.key_scales + 4 * offset, 4);
+            if (own_keys) part(base + parts.key_scales + 4 * offset, 4);
             part(base + parts.value_scales + 4 * offset, 4);
         }
         if (kv_has_minimums(layer.type)) {
-            part(base + parts.key_minimums + 4 * offset, 4);
+            if (own_keys) part(base + parts.key_minimums + 4 * offset, 4);
             part(base + parts.value_minimums + 4 * offset, 4);
         }
     }

@@ -1,4 +1,4 @@
-// Activations to 8 bits, one scale per row and group.
+// Activations to 8 bits, one scale per row and group, or one for all.
 #include "kernels/declarations.h"
 #include "kernels/vec.h"
 
@@ -23,29 +23,46 @@ struct GroupCodes {
     std::int32_t sum;
 };
 
+// What a group's numbers are divided by: its own largest magnitude over 127, or a scale from outside.
+template <bool kFixed>
+struct Divisor {
+    float scale;
+    Vec factor;
+
+    Divisor(float most, float fixed_scale)
+        : scale(kFixed ? fixed_scale : most / 127.0f), factor(broadcast(kFixed ? fixed_scale : 127.0f / most)) {}
+
+    // Multiplying by the reciprocal moves a quotient by an ulp at most: a code differs from round(x / scale) only where
+    // both neighbours are as near. With a scale from outside the code is what every backend computes, saturated.
+    Vec code(Vec x) const {
+        if constexpr (kFixed) return max(broadcast(-127.0f), min(broadcast(127.0f), round(x / factor)));
+        else return round(x * factor);
+    }
+};
+
 // Whether a group has codes at all, given its largest magnitude; otherwise they are 0 and `scale` says why.
-inline bool has_codes(float most, float& scale) {
-    if (most >= kSmallest && most <= kLargest) return true;
+template <bool kFixed>
+bool has_codes(float most, float& scale) {
+    if (most <= kLargest && (kFixed || most >= kSmallest)) return true;
     scale = most < kSmallest ? 0.0f : __builtin_nanf("");
     return false;
 }
 
 // A group of whole vectors that lie side by side: what nearly all groups are.
-inline GroupCodes quantize_whole(const float* x, std::int64_t count, std::int8_t* codes) {
+template <bool kFixed>
+GroupCodes quantize_whole(const float* x, std::int64_t count, float fixed_scale, std::int8_t* codes) {
     Vec size = zero();
     for (std::int64_t i = 0; i < count; i += kLanes) size = larger_size(size, load(x + i));
     const float most = largest_size(size);
-    GroupCodes result = {most / 127.0f, 0};
-    if (!has_codes(most, result.scale)) {
+    const Divisor<kFixed> divisor(most, fixed_scale);
+    GroupCodes result = {divisor.scale, 0};
+    if (!has_codes<kFixed>(most, result.scale)) {
         for (std::int64_t i = 0; i < count; i += kLanes) store_i8(codes + i, zero());
         return result;
     }
-    // Multiplying by the reciprocal moves a quotient by an ulp at most: a code differs from round(x / scale) only where
-    // both neighbours are as near.
-    const Vec inverse = broadcast(127.0f / most);
     Vec total = zero();
     for (std::int64_t i = 0; i < count; i += kLanes) {
-        const Vec code = round(load(x + i) * inverse);
+        const Vec code = divisor.code(load(x + i));
         total = total + code;
         store_i8(codes + i, code);
     }
@@ -54,24 +71,25 @@ inline GroupCodes quantize_whole(const float* x, std::int64_t count, std::int8_t
 }
 
 // Any group: `count` features from `begin` on, `padded` with padding.
-inline GroupCodes quantize_group(const float* x, const std::int32_t* permutation, std::int64_t begin, std::int64_t count,
-                                 std::int64_t padded, std::int8_t* codes) {
+template <bool kFixed>
+GroupCodes quantize_group(const float* x, const std::int32_t* permutation, std::int64_t begin, std::int64_t count,
+                          std::int64_t padded, float fixed_scale, std::int8_t* codes) {
     Vec size = zero();
     for (std::int64_t i = 0; i < count; i += kLanes) {
         size = larger_size(size, take(x, permutation, begin + i, count - i < kLanes ? static_cast<int>(count - i) : kLanes));
     }
     const float most = largest_size(size);
-    GroupCodes result = {most / 127.0f, 0};
-    if (!has_codes(most, result.scale)) {
+    const Divisor<kFixed> divisor(most, fixed_scale);
+    GroupCodes result = {divisor.scale, 0};
+    if (!has_codes<kFixed>(most, result.scale)) {
         std::memset(codes, 0, static_cast<std::size_t>(padded));
         return result;
     }
-    const Vec inverse = broadcast(127.0f / most);
     Vec total = zero();
     for (std::int64_t i = 0; i < padded; i += kLanes) {
         const std::int64_t left = count - i;
         const Vec value = take(x, permutation, begin + i, left < kLanes ? static_cast<int>(left) : kLanes);
-        const Vec code = round(value * inverse);
+        const Vec code = divisor.code(value);
         total = total + code;
         if (padded - i >= kLanes) {
             store_i8(codes + i, code);
@@ -85,10 +103,9 @@ inline GroupCodes quantize_group(const float* x, const std::int32_t* permutation
     return result;
 }
 
-}  // namespace
-
-void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const std::int32_t* permutation,
-                   const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end) {
+template <bool kFixed>
+void quantize_range(ConstRows x, std::int64_t features, std::int64_t group, const std::int32_t* permutation,
+                    float fixed_scale, const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end) {
     for (std::int64_t row = row_begin; row < row_end; ++row) {
         const float* values = x.data + row * x.stride;
         std::int8_t* codes = out.codes + row * out.stride;
@@ -96,14 +113,23 @@ void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const
             const std::int64_t begin = g * group;
             const std::int64_t count = features - begin < group ? features - begin : group;
             const std::int64_t padded = padded_group(count);
-            const GroupCodes result = permutation == nullptr && count % kLanes == 0
-                                          ? quantize_whole(values + begin, count, codes)
-                                          : quantize_group(values, permutation, begin, count, padded, codes);
+            const GroupCodes result =
+                permutation == nullptr && count % kLanes == 0
+                    ? quantize_whole<kFixed>(values + begin, count, fixed_scale, codes)
+                    : quantize_group<kFixed>(values, permutation, begin, count, padded, fixed_scale, codes);
             out.scales[row * out.groups + g] = result.scale;
             out.sums[row * out.groups + g] = result.sum;
             codes += padded;
         }
     }
+}
+
+}  // namespace
+
+void quantize_rows(ConstRows x, std::int64_t features, std::int64_t group, const std::int32_t* permutation,
+                   float fixed_scale, const QuantizedRows& out, std::int64_t row_begin, std::int64_t row_end) {
+    const auto run = fixed_scale > 0.0f ? quantize_range<true> : quantize_range<false>;
+    run(x, features, group, permutation, fixed_scale, out, row_begin, row_end);
 }
 
 }  // namespace optimc::OPTIMC_ISA

@@ -117,6 +117,12 @@ struct KvLayer {
     int num_kv_heads;
     int head_dim;
     KvType type;
+    // With 8 or 4 bits: one scale and, with 4 bits, one minimum per channel of the keys, [Hkv, D], measured at build time
+    // and the same for every slot. nullptr: the keys of a slot have their own, as its values always do.
+    const float* key_scales = nullptr;
+    const float* key_minimums = nullptr;
+
+    constexpr bool has_channel_keys() const { return key_scales != nullptr; }
 };
 
 // One step's sequences, shared by all layers. Token t of sequence b sees the context_len[b] tokens in the pool and of this

@@ -2,7 +2,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -47,9 +46,14 @@ std::optional<View> to_view(const MaybeView& t) {
     return to_view(*t);
 }
 
-std::vector<KvLayerShape> to_layers(const std::vector<std::pair<int, int>>& layers) {
+// KV heads, head dim, dtype, whose scales keys have.
+using LayerTuple = std::tuple<int, int, std::string, std::string>;
+
+std::vector<KvLayerShape> to_layers(const std::vector<LayerTuple>& layers) {
     std::vector<KvLayerShape> shapes;
-    for (const auto& [heads, dim] : layers) shapes.push_back({heads, dim});
+    for (const auto& [heads, dim, dtype, keys] : layers) {
+        shapes.push_back({heads, dim, named(kKvTypes, dtype, "KV dtype"), named(kKeyScales, keys, "key scales")});
+    }
     return shapes;
 }
 
@@ -136,14 +140,25 @@ void bind_builder(nb::module_& m) {
     nb::class_<PyBuilder>(m, "ProgramBuilder", "Puts a cpu program together; ValueError names what does not fit.")
         .def(
             "__init__",
-            [](PyBuilder* self, const std::vector<std::pair<int, int>>& layers, int block_size,
-               const std::string& kv_dtype, std::int64_t num_blocks, std::int64_t capacity, std::int64_t arena_bytes) {
-                auto builder = std::make_unique<Builder>(to_layers(layers), block_size,
-                                                         named(kKvTypes, kv_dtype, "KV dtype"), num_blocks, capacity,
-                                                         arena_bytes);
+            [](PyBuilder* self, const std::vector<LayerTuple>& layers, int block_size, std::int64_t num_blocks,
+               std::int64_t capacity, std::int64_t arena_bytes) {
+                auto builder =
+                    std::make_unique<Builder>(to_layers(layers), block_size, num_blocks, capacity, arena_bytes);
                 new (self) PyBuilder{std::move(builder), {}};
             },
-            nb::kw_only(), "layers"_a, "block_size"_a, "kv_dtype"_a, "num_blocks"_a, "capacity"_a, "arena_bytes"_a)
+            nb::kw_only(), "layers"_a, "block_size"_a, "num_blocks"_a, "capacity"_a, "arena_bytes"_a)
+        .def(
+            "kv_channel_scales",
+            [](PyBuilder& self, int layer, Array2<float> scales, std::optional<Array2<float>> minimums) {
+                require(!minimums || (minimums->shape(0) == scales.shape(0) && minimums->shape(1) == scales.shape(1)),
+                        "scales and minimums must have one shape");
+                self.owners.push_back(nb::cast(scales));
+                if (minimums) self.owners.push_back(nb::cast(*minimums));
+                self.get().kv_key_channels(layer, static_cast<std::int64_t>(scales.shape(0)),
+                                           static_cast<std::int64_t>(scales.shape(1)), scales.data(),
+                                           minimums ? minimums->data() : nullptr);
+            },
+            "layer"_a, "scales"_a.noconvert(), "minimums"_a.noconvert().none())
         .def(
             "int_weight",
             [](PyBuilder& self, Bytes data, std::int64_t outputs, std::int64_t features, std::int64_t group, int bits,
@@ -209,18 +224,20 @@ void bind_builder(nb::module_& m) {
             "norm",
             [](PyBuilder& self, ViewTuple x, int weight, std::optional<int> bias, float epsilon, std::int64_t heads,
                bool centred, MaybeView before, MaybeView after, MaybeView sum, MaybeView out,
-               std::optional<int> quantized, std::optional<int> permutation) {
+               std::optional<int> quantized, std::optional<int> permutation, std::optional<float> quantized_scale) {
                 self.get().norm(to_view(x), weight, bias, epsilon, heads, centred, to_view(before), to_view(after),
-                                to_view(sum), to_view(out), quantized, permutation);
+                                to_view(sum), to_view(out), quantized, permutation, quantized_scale);
             },
             "x"_a, nb::kw_only(), "weight"_a, "bias"_a.none(), "epsilon"_a, "heads"_a, "centred"_a, "before"_a.none(),
-            "after"_a.none(), "sum"_a.none(), "out"_a.none(), "quantized"_a.none(), "permutation"_a.none())
+            "after"_a.none(), "sum"_a.none(), "out"_a.none(), "quantized"_a.none(), "permutation"_a.none(),
+            "quantized_scale"_a.none() = nb::none())
         .def(
             "quantize",
-            [](PyBuilder& self, ViewTuple x, int quantized, std::optional<int> permutation) {
-                self.get().quantize(to_view(x), quantized, permutation);
+            [](PyBuilder& self, ViewTuple x, int quantized, std::optional<int> permutation,
+               std::optional<float> scale) {
+                self.get().quantize(to_view(x), quantized, permutation, scale);
             },
-            "x"_a, nb::kw_only(), "quantized"_a, "permutation"_a.none())
+            "x"_a, nb::kw_only(), "quantized"_a, "permutation"_a.none(), "scale"_a.none() = nb::none())
         .def(
             "linear",
             [](PyBuilder& self, MaybeView x, std::optional<int> quantized, int weight, std::optional<int> bias,
@@ -309,11 +326,11 @@ void bind_program(nb::module_& m) {
           "The set OPTIMC_ISA names, else the fastest this machine runs. Raises ValueError for a set it lacks.");
     m.def(
         "kv_block_bytes",
-        [](const std::vector<std::pair<int, int>>& layers, int block_size, const std::string& kv_dtype) {
-            return KvPool::block_bytes(to_layers(layers), block_size, named(kKvTypes, kv_dtype, "KV dtype"));
+        [](const std::vector<LayerTuple>& layers, int block_size) {
+            return KvPool::block_bytes(to_layers(layers), block_size);
         },
-        nb::kw_only(), "layers"_a, "block_size"_a, "kv_dtype"_a,
-        "Bytes of one block over all layers of (KV heads, head dim), scales included.");
+        nb::kw_only(), "layers"_a, "block_size"_a,
+        "Bytes of one block over all layers of (KV heads, head dim, dtype, \"token\" or \"channel\"), scales included.");
     bind_builder(m);
     nb::class_<PyProgram>(m, "Program", "A program ready to run. Not thread-safe.")
         .def_prop_ro("threads", [](PyProgram& self) { return self.get().threads(); })

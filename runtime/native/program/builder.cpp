@@ -1,6 +1,7 @@
 #include "program/builder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "kernels/kv_layout.h"
@@ -20,8 +21,8 @@ void require_size(std::int64_t value, const char* name) {
 
 }  // namespace
 
-Builder::Builder(std::vector<KvLayerShape> layers, int block_size, KvType kv_type, std::int64_t num_blocks,
-                 std::int64_t capacity, std::int64_t arena_bytes)
+Builder::Builder(std::vector<KvLayerShape> layers, int block_size, std::int64_t num_blocks, std::int64_t capacity,
+                 std::int64_t arena_bytes)
     : layers_(std::move(layers)), layer_used_(layers_.size()) {
     require(!layers_.empty(), "a program without attention layers");
     require(block_size > 0 && block_size <= 256, "block size " + number(block_size) + " is not in [1, 256]");
@@ -32,10 +33,29 @@ Builder::Builder(std::vector<KvLayerShape> layers, int block_size, KvType kv_typ
         require(layer.num_kv_heads > 0 && layer.num_kv_heads <= 4096 && layer.head_dim > 0 &&
                     layer.head_dim <= kMaxHeadDim,
                 "a layer of " + number(layer.num_kv_heads) + " KV heads of " + number(layer.head_dim));
+        require(!layer.channel_keys || kv_has_scales(layer.type), "key scales per channel for a type without scales");
     }
     parts_.capacity = capacity;
     parts_.arena_bytes = arena_bytes;
-    pool_ = std::make_unique<KvPool>(layers_, block_size, kv_type, num_blocks);
+    pool_ = std::make_unique<KvPool>(layers_, block_size, num_blocks);
+}
+
+void Builder::kv_key_channels(int layer, std::int64_t heads, std::int64_t dim, const float* scales,
+                              const float* minimums) {
+    require(layer >= 0 && static_cast<std::size_t>(layer) < layers_.size(), "no KV layer " + number(layer));
+    const KvLayerShape& shape = layers_[static_cast<std::size_t>(layer)];
+    require(shape.channel_keys, "KV layer " + number(layer) + " has key scales per token");
+    require(heads == shape.num_kv_heads && dim == shape.head_dim,
+            "key scales [" + number(heads) + ", " + number(dim) + "], want [" + number(shape.num_kv_heads) + ", " +
+                number(shape.head_dim) + "]");
+    require((minimums != nullptr) == kv_has_minimums(shape.type),
+            kv_has_minimums(shape.type) ? "keys of 4 bits need minimums" : "keys of 8 bits have no minimums");
+    for (std::int64_t i = 0; i < heads * dim; ++i) {
+        const bool usable = scales[i] > 0.0f && std::isfinite(scales[i]) &&
+                            (minimums == nullptr || std::isfinite(minimums[i]));
+        if (!usable) refuse("keys of head " + number(i / dim) + ", channel " + number(i % dim) + ": no usable scale");
+    }
+    pool_->set_key_channels(static_cast<std::size_t>(layer), scales, minimums);
 }
 
 int Builder::add_int_weight(const IntWeight& weight, std::int64_t bytes) {
@@ -124,10 +144,12 @@ void Builder::embed(int table, float scale, View out) {
 
 void Builder::norm(View x, int weight, std::optional<int> bias, float epsilon, std::int64_t heads, bool centred,
                    std::optional<View> before, std::optional<View> after, std::optional<View> sum,
-                   std::optional<View> out, std::optional<int> quantized, std::optional<int> permutation) {
+                   std::optional<View> out, std::optional<int> quantized, std::optional<int> permutation,
+                   std::optional<float> quantized_scale) {
     require_size(heads, "heads");
     require(x.width % heads == 0, number(x.width) + " columns in " + number(heads) + " heads");
     require(out || quantized, "no output");
+    require(quantized || !quantized_scale, "a scale of a quantized buffer that is not there");
     const RowsKind rows = rows_of(x);
     const std::int64_t width = x.width / heads;
     const Norm norm = {
@@ -145,13 +167,14 @@ void Builder::norm(View x, int weight, std::optional<int> bias, float epsilon, s
     }
     add_op(NormOp(norm, resolve(x, x.width, rows), resolve(before, x.width, rows), resolve(after, x.width, rows),
                   resolve(sum, x.width, rows), resolve(out, x.width, rows), target,
-                  permutation_data(permutation, x.width)));
+                  permutation_data(permutation, x.width), target ? fixed_scale(*target, quantized_scale) : 0.0f));
 }
 
-void Builder::quantize(View x, int quantized, std::optional<int> permutation) {
+void Builder::quantize(View x, int quantized, std::optional<int> permutation, std::optional<float> scale) {
     const RowsKind rows = rows_of(x);
-    add_op(QuantizeOp(resolve(x, x.width, rows), resolve_quantized(quantized, x.width, rows),
-                      permutation_data(permutation, x.width)));
+    const int target = resolve_quantized(quantized, x.width, rows);
+    add_op(QuantizeOp(resolve(x, x.width, rows), target, permutation_data(permutation, x.width),
+                      fixed_scale(target, scale)));
 }
 
 void Builder::linear(std::variant<View, int> x, int weight, std::optional<int> bias, std::optional<View> residual,
@@ -203,9 +226,11 @@ void Builder::attention(const AttentionOptions& options, View q, View k, View v,
             "no KV layer " + number(options.layer));
     const auto layer = static_cast<std::size_t>(options.layer);
     require(!layer_used_[layer], "KV layer " + number(options.layer) + " is written twice");
-    layer_used_[layer] = true;
     require(spec.num_kv_heads == layers_[layer].num_kv_heads && spec.head_dim == layers_[layer].head_dim,
             "heads differ from the KV layout of layer " + number(options.layer));
+    require(!layers_[layer].channel_keys || pool_->layer(layer).has_channel_keys(),
+            "KV layer " + number(options.layer) + " has no key scales yet");
+    layer_used_[layer] = true;
     require(spec.num_heads > 0 && spec.num_heads <= 65536 && spec.num_heads % spec.num_kv_heads == 0,
             number(spec.num_heads) + " query heads for " + number(spec.num_kv_heads) + " KV heads");
     const std::int64_t rotary = rotation ? rotation->width : 0;
@@ -343,6 +368,13 @@ int Builder::resolve_quantized(int given, std::int64_t features, RowsKind rows) 
             "quantized buffer " + number(given) + " has " + number(owner.features) + " features, want " +
                 number(features));
     return index;
+}
+
+float Builder::fixed_scale(int target, std::optional<float> scale) const {
+    if (!scale) return 0.0f;
+    require(*scale > 0.0f && std::isfinite(*scale), "a static scale that is not positive and finite");
+    require(parts_.quantized[static_cast<std::size_t>(target)].terms == 1, "a static scale for two terms");
+    return *scale;
 }
 
 template <typename T>

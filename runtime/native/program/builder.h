@@ -39,8 +39,11 @@ struct AttentionOptions {
 class Builder {
   public:
     // The pool is made at once: P blocks of S slots. `capacity` is the most rows a step may have.
-    Builder(std::vector<KvLayerShape> layers, int block_size, KvType kv_type, std::int64_t num_blocks,
-            std::int64_t capacity, std::int64_t arena_bytes);
+    Builder(std::vector<KvLayerShape> layers, int block_size, std::int64_t num_blocks, std::int64_t capacity,
+            std::int64_t arena_bytes);
+
+    // What a layer with channel keys needs before its attention: scales and, with 4 bits, minimums [heads, dim].
+    void kv_key_channels(int layer, std::int64_t heads, std::int64_t dim, const float* scales, const float* minimums);
 
     // Each returns the index by which operations name it. `bytes` is what the tensor holds.
     int add_int_weight(const IntWeight& weight, std::int64_t bytes);
@@ -58,8 +61,8 @@ class Builder {
     void embed(int table, float scale, View out);
     void norm(View x, int weight, std::optional<int> bias, float epsilon, std::int64_t heads, bool centred,
               std::optional<View> before, std::optional<View> after, std::optional<View> sum, std::optional<View> out,
-              std::optional<int> quantized, std::optional<int> permutation);
-    void quantize(View x, int quantized, std::optional<int> permutation);
+              std::optional<int> quantized, std::optional<int> permutation, std::optional<float> quantized_scale);
+    void quantize(View x, int quantized, std::optional<int> permutation, std::optional<float> scale);
     void linear(std::variant<View, int> x, int weight, std::optional<int> bias, std::optional<View> residual, Gate gate,
                 View out);
     void rotation(int frequencies, float scale, View out);
@@ -99,6 +102,8 @@ class Builder {
     RowsKind rows_of(const View& given) const;
     // The index among quantized buffers, of rows of kind `rows` and `features` features.
     int resolve_quantized(int given, std::int64_t features, RowsKind rows) const;
+    // A static scale of quantized buffer `target`, as kernels take it: 0 without one.
+    float fixed_scale(int target, std::optional<float> scale) const;
     template <typename T>
     void add_op(T op);
 

@@ -8,13 +8,21 @@
 
 namespace optimc {
 
-KvPool::KvPool(std::span<const KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks)
+namespace {
+
+std::int64_t bytes_of(const KvLayerShape& shape, int block_size) {
+    return kv_block_bytes(shape.type, block_size, shape.num_kv_heads, shape.head_dim, shape.channel_keys);
+}
+
+}  // namespace
+
+KvPool::KvPool(std::span<const KvLayerShape> layers, int block_size, std::int64_t num_blocks)
     : block_size_(block_size), num_blocks_(num_blocks) {
     std::int64_t total = 0;
     std::vector<std::int64_t> starts;
     for (const KvLayerShape& shape : layers) {
         starts.push_back(total);
-        total += aligned(num_blocks * kv_block_bytes(type, block_size, shape.num_kv_heads, shape.head_dim));
+        total += aligned(num_blocks * bytes_of(shape, block_size));
     }
     memory_ = allocate_aligned(total);
     for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -24,16 +32,14 @@ KvPool::KvPool(std::span<const KvLayerShape> layers, int block_size, KvType type
             .block_size = block_size,
             .num_kv_heads = layers[i].num_kv_heads,
             .head_dim = layers[i].head_dim,
-            .type = type,
+            .type = layers[i].type,
         });
     }
 }
 
-std::int64_t KvPool::block_bytes(std::span<const KvLayerShape> layers, int block_size, KvType type) {
+std::int64_t KvPool::block_bytes(std::span<const KvLayerShape> layers, int block_size) {
     std::int64_t total = 0;
-    for (const KvLayerShape& shape : layers) {
-        total += kv_block_bytes(type, block_size, shape.num_kv_heads, shape.head_dim);
-    }
+    for (const KvLayerShape& shape : layers) total += bytes_of(shape, block_size);
     return total;
 }
 

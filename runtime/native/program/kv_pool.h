@@ -13,15 +13,24 @@ namespace optimc {
 struct KvLayerShape {
     int num_kv_heads;
     int head_dim;
+    KvType type;
+    bool channel_keys;  // keys have one scale per head and channel, given by `set_key_channels`
 };
 
 class KvPool {
   public:
     // P blocks of S slots for every layer. Memory is the system's until it is touched. Throws std::bad_alloc.
-    KvPool(std::span<const KvLayerShape> layers, int block_size, KvType type, std::int64_t num_blocks);
+    KvPool(std::span<const KvLayerShape> layers, int block_size, std::int64_t num_blocks);
 
     // Bytes of one block over all layers, scales included.
-    static std::int64_t block_bytes(std::span<const KvLayerShape> layers, int block_size, KvType type);
+    static std::int64_t block_bytes(std::span<const KvLayerShape> layers, int block_size);
+
+    // Scales and minimums [Hkv, D] of a layer with channel keys, before anything is stored in it; minimums with 4 bits
+    // only. The arrays must outlive the pool.
+    void set_key_channels(std::size_t index, const float* scales, const float* minimums) {
+        layers_[index].key_scales = scales;
+        layers_[index].key_minimums = minimums;
+    }
 
     const KvLayer& layer(std::size_t index) const { return layers_[index]; }
     std::size_t num_layers() const { return layers_.size(); }

@@ -27,6 +27,11 @@ inline constexpr Names<KvType, 4> kKvTypes{{
     {"int8", KvType::int8},
     {"int4", KvType::int4},
 }};
+// Whose scales keys have; true: channels'.
+inline constexpr Names<bool, 2> kKeyScales{{
+    {"token", false},
+    {"channel", true},
+}};
 inline constexpr Names<RowsKind, 2> kRowsKinds{{
     {"tokens", RowsKind::tokens},
     {"logits", RowsKind::logits},

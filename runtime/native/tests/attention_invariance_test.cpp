@@ -12,10 +12,10 @@ namespace {
 
 void for_shapes(const std::function<void(const AttentionShape&, InstructionSet)>& run) {
     for (InstructionSet set : supported_instruction_sets()) {
-        for (KvType type : {KvType::float32, KvType::bfloat16, KvType::int8, KvType::int4}) {
-            run({.type = type, .group = 3, .rotary_dim = 64}, set);
-            run({.type = type, .block_size = 48, .kv_heads = 1, .group = 8, .head_dim = 24, .window = 150}, set);
-            run({.type = type, .block_size = 4, .group = 1, .head_dim = 40, .window = 33, .softcap = 4}, set);
+        for (const KvKind& kind : kKvKinds) {
+            run({.kind = kind, .group = 3, .rotary_dim = 64}, set);
+            run({.kind = kind, .block_size = 48, .kv_heads = 1, .group = 8, .head_dim = 24, .window = 150}, set);
+            run({.kind = kind, .block_size = 4, .group = 1, .head_dim = 40, .window = 33, .softcap = 4}, set);
         }
     }
 }

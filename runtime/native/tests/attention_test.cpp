@@ -12,7 +12,6 @@ using namespace optimc::test;
 
 namespace {
 
-constexpr KvType kTypes[] = {KvType::float32, KvType::bfloat16, KvType::int8, KvType::int4};
 constexpr int kBlockSizes[] = {1, 4, 8, 16, 32, 48};
 
 // Sums of up to a few hundred float32 products, and the exponential's 2 ulp.
@@ -48,10 +47,10 @@ void expect_reference(const AttentionShape& shape, InstructionSet set) {
 TEST("attention matches its reference: types, block sizes, head dimensions, groups, windows, caps, rotation") {
     for (InstructionSet set : supported_instruction_sets()) {
         unsigned turn = 0;
-        for (KvType type : kTypes) {
+        for (const KvKind& kind : kKvKinds) {
             for (int block_size : kBlockSizes) {
                 for (int head_dim : {8, 24, 64, 80, 128}) {
-                    AttentionShape shape{.type = type, .block_size = block_size, .head_dim = head_dim};
+                    AttentionShape shape{.kind = kind, .block_size = block_size, .head_dim = head_dim};
                     vary(shape, turn++);
                     expect_reference(shape, set);
                 }
@@ -62,21 +61,21 @@ TEST("attention matches its reference: types, block sizes, head dimensions, grou
 
 TEST("attention matches its reference: odd and large head dimensions, blocks of 256, many heads on one") {
     for (InstructionSet set : supported_instruction_sets()) {
-        for (KvType type : kTypes) {
-            expect_reference({.type = type, .head_dim = 5}, set);
-            expect_reference({.type = type, .kv_heads = 1, .group = 1, .head_dim = 256}, set);
-            expect_reference({.type = type, .block_size = 256, .kv_heads = 1, .group = 71, .head_dim = 16}, set);
-            expect_reference({.type = type, .block_size = 255, .kv_heads = 1, .head_dim = kMaxHeadDim}, set);
+        for (const KvKind& kind : kKvKinds) {
+            expect_reference({.kind = kind, .head_dim = 5}, set);
+            expect_reference({.kind = kind, .kv_heads = 1, .group = 1, .head_dim = 256}, set);
+            expect_reference({.kind = kind, .block_size = 256, .kv_heads = 1, .group = 71, .head_dim = 16}, set);
+            expect_reference({.kind = kind, .block_size = 255, .kv_heads = 1, .head_dim = kMaxHeadDim}, set);
         }
     }
 }
 
 TEST("attention to a tree matches its reference, beside a prompt and a token that is decoded") {
     for (InstructionSet set : supported_instruction_sets()) {
-        for (KvType type : kTypes) {
+        for (const KvKind& kind : kKvKinds) {
             for (int block_size : kBlockSizes) {
                 for (std::int64_t window : {0, 3, 40}) {
-                    const AttentionShape shape{.type = type, .block_size = block_size, .group = 3, .window = window};
+                    const AttentionShape shape{.kind = kind, .block_size = block_size, .group = 3, .window = window};
                     AttentionWorld world(shape, set);
                     world.backwards = block_size % 2 == 0;
                     const int tree = world.add({shape, 80, 1}), prompt = world.add({shape, 70, 2}),
@@ -95,8 +94,8 @@ TEST("attention to a tree matches its reference, beside a prompt and a token tha
 
 TEST("attention: scores far apart neither overflow nor vanish") {
     for (InstructionSet set : supported_instruction_sets()) {
-        for (KvType type : kTypes) {
-            const AttentionShape shape{.type = type};
+        for (const KvKind& kind : kKvKinds) {
+            const AttentionShape shape{.kind = kind};
             AttentionTokens tokens(shape, 300, 1);
             for (float& x : tokens.q) x *= 300;
             AttentionWorld world(shape, set);
@@ -110,9 +109,9 @@ TEST("attention: scores far apart neither overflow nor vanish") {
 
 TEST("attention_store rounds keys and values as its types say") {
     for (InstructionSet set : supported_instruction_sets()) {
-        for (KvType type : kTypes) {
+        for (const KvKind& kind : kKvKinds) {
             for (int head_dim : {5, 24, 64, 80}) {
-                const AttentionShape shape{.type = type, .head_dim = head_dim};
+                const AttentionShape shape{.kind = kind, .head_dim = head_dim};
                 AttentionTokens tokens(shape, 40, 1);
                 const int width = shape.kv_heads * head_dim;
                 for (int i = 0; i < width; ++i) tokens.k[3 * width + i] = tokens.v[3 * width + i] = 0;
@@ -122,7 +121,7 @@ TEST("attention_store rounds keys and values as its types say") {
                 world.add(tokens);
                 world.step({{0, 0, 40}});
                 for (int t = 0; t < 40; ++t) {
-                    const auto check = [&](const float* x, const std::vector<double>& held) {
+                    const auto check = [&, type = kind.type](const float* x, const std::vector<double>& held) {
                         double low = x[0], high = x[0];
                         for (int d = 0; d < head_dim; ++d) low = std::fmin(low, x[d]), high = std::fmax(high, x[d]);
                         const double step = type == KvType::int8 ? std::fmax(-low, high) / 127 : (high - low) / 15;
@@ -133,7 +132,10 @@ TEST("attention_store rounds keys and values as its types say") {
                             CHECK(std::fabs(x[d] - held[d]) <= allowed);
                         }
                     };
-                    check(&tokens.k[t * width + head_dim], reference::cached_key(world.layer(), world.slot(0, t), 1));
+                    if (!kind.channel_keys) {
+                        check(&tokens.k[t * width + head_dim],
+                              reference::cached_key(world.layer(), world.slot(0, t), 1));
+                    }
                     check(&tokens.v[t * width + head_dim], reference::cached_value(world.layer(), world.slot(0, t), 1));
                     check(&tokens.v[t * width], reference::cached_value(world.layer(), world.slot(0, t), 0));
                 }
@@ -142,8 +144,59 @@ TEST("attention_store rounds keys and values as its types say") {
     }
 }
 
+TEST("attention_store: keys with scales of channels are rounded with them and saturate") {
+    for (InstructionSet set : supported_instruction_sets()) {
+        for (KvType type : {KvType::int8, KvType::int4}) {
+            for (int head_dim : {5, 24, 64, 80}) {
+                const AttentionShape shape{.kind = {type, true}, .head_dim = head_dim};
+                AttentionTokens tokens(shape, 40, 1);
+                const int width = shape.kv_heads * head_dim;
+                tokens.k[5 * width + 2] = 3e38f;
+                tokens.k[5 * width + head_dim + 3] = -3e38f;
+                AttentionWorld world(shape, set);
+                world.add(tokens);
+                world.step({{0, 0, 40}});
+                const KvLayer& layer = world.layer();
+                int saturated = 0;
+                for (int t = 0; t < 40; ++t) {
+                    for (int i = 0; i < width; ++i) {
+                        const std::vector<double> held = reference::cached_key(layer, world.slot(0, t), i / head_dim);
+                        const double scale = layer.key_scales[i], x = tokens.k[t * width + i];
+                        const double low = type == KvType::int4 ? layer.key_minimums[i] : -127 * scale;
+                        const double high = type == KvType::int4 ? low + 15 * scale : 127 * scale;
+                        const double clamped = std::fmin(std::fmax(x, low), high);
+                        saturated += clamped != x;
+                        const double allowed = (clamped == x ? 0.5001 : 1e-6) * scale;
+                        CHECK(std::fabs(held[i % head_dim] - clamped) <= allowed);
+                    }
+                }
+                CHECK(saturated > 40 && saturated < 40 * width / 2);
+            }
+        }
+    }
+}
+
+TEST("a key that is not finite and has no scale of its own spoils all that its readers get, and nobody else's") {
+    for (InstructionSet set : supported_instruction_sets()) {
+        for (KvType type : {KvType::int8, KvType::int4}) {
+            const AttentionShape shape{.kind = {type, true}, .group = 1, .head_dim = 24};
+            AttentionTokens tokens(shape, 20, 1);
+            const int width = shape.kv_heads * shape.head_dim;
+            tokens.k[10 * width + 5] = NAN;
+            AttentionWorld world(shape, set);
+            world.add(tokens);
+            const std::vector<float> got = world.step({{0, 0, 20}});
+            for (int t = 0; t < 20; ++t) {
+                for (int i = 0; i < width; ++i) {
+                    CHECK(std::isnan(got[t * width + i]) == (t >= 10 && i < shape.head_dim));
+                }
+            }
+        }
+    }
+}
+
 TEST("attention_store: bfloat16 rounds ties to even and keeps NaN") {
-    const AttentionShape shape{.type = KvType::bfloat16, .kv_heads = 1, .head_dim = 8};
+    const AttentionShape shape{.kind = {KvType::bfloat16, false}, .kv_heads = 1, .head_dim = 8};
     const auto of_bits = [](std::uint32_t bits) {
         float x;
         std::memcpy(&x, &bits, sizeof x);
@@ -168,10 +221,10 @@ TEST("attention_store: bfloat16 rounds ties to even and keeps NaN") {
 
 TEST("what is not finite stays visible to those who see it, and to nobody else") {
     for (InstructionSet set : supported_instruction_sets()) {
-        for (KvType type : kTypes) {
+        for (const KvKind& kind : kKvKinds) {
             for (int group : {1, 3}) {
                 for (float poison : {NAN, INFINITY, -INFINITY}) {
-                    const AttentionShape shape{.type = type, .group = group, .window = 50};
+                    const AttentionShape shape{.kind = kind, .group = group, .window = 50};
                     AttentionTokens tokens(shape, 150, 1);
                     AttentionWorld clean(shape, set), poisoned(shape, set);
                     clean.add(tokens);

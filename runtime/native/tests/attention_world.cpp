@@ -29,10 +29,26 @@ AttentionSpec AttentionShape::spec() const {
 }
 
 std::string AttentionShape::name() const {
-    return "type " + std::to_string(static_cast<int>(type)) + " S " + std::to_string(block_size) + " heads " +
+    return "type " + std::to_string(static_cast<int>(kind.type)) + (kind.channel_keys ? " by channel S " : " S ") + std::to_string(block_size) + " heads " +
            std::to_string(kv_heads) + "x" + std::to_string(group) + " D " + std::to_string(head_dim) + " window " +
            std::to_string(window) + " softcap " + std::to_string(softcap) + " rotary " + std::to_string(rotary_dim) +
            (interleaved ? " interleaved" : "");
+}
+
+KeyChannels::KeyChannels(KvType type, int heads, int dim) {
+    std::mt19937 random(5);
+    std::uniform_real_distribution<float> power(-2, 2), shift(-1, 1);
+    for (int i = 0; i < heads * dim; ++i) {
+        const float reach = 3 * std::exp2(power(random));
+        scales.push_back(type == KvType::int4 ? 2 * reach / 15 : reach / 127);
+        minimums.push_back(type == KvType::int4 ? shift(random) - reach : 0);
+    }
+}
+
+KvLayer KeyChannels::give(KvLayer layer) const {
+    layer.key_scales = scales.data();
+    if (layer.type == KvType::int4) layer.key_minimums = minimums.data();
+    return layer;
 }
 
 AttentionTokens::AttentionTokens(const AttentionShape& shape, int count, unsigned seed) {
@@ -55,12 +71,14 @@ void AttentionTokens::append(const AttentionShape& shape, const AttentionTokens&
 }
 
 AttentionWorld::AttentionWorld(const AttentionShape& shape, InstructionSet set, std::uint8_t garbage)
-    : shape_(shape), kernels_(kernels_of(set)) {
+    : shape_(shape), kernels_(kernels_of(set)), channels_(shape.kind.type, shape.kv_heads, shape.head_dim) {
     const std::int64_t blocks = kPoolTokens / shape.block_size;
-    const std::int64_t bytes = blocks * kv_block_bytes(shape.type, shape.block_size, shape.kv_heads, shape.head_dim);
+    const std::int64_t bytes = blocks * kv_block_bytes(shape.kind.type, shape.block_size, shape.kv_heads,
+                                                       shape.head_dim, shape.kind.channel_keys);
     std::uint8_t* data = aligned(pool_, static_cast<std::size_t>(bytes));
     std::fill(data, data + bytes, garbage);
-    layer_ = {data, blocks, shape.block_size, shape.kv_heads, shape.head_dim, shape.type};
+    layer_ = {data, blocks, shape.block_size, shape.kv_heads, shape.head_dim, shape.kind.type};
+    if (shape.kind.channel_keys) layer_ = channels_.give(layer_);
     for (std::int32_t i = 0; i < blocks; ++i) free_.push_back(i);
     std::shuffle(free_.begin(), free_.end(), std::mt19937(7));
 }

@@ -12,8 +12,26 @@
 
 namespace optimc::test {
 
+// What a cache can hold: a type, and with scales whose they are for keys.
+struct KvKind {
+    KvType type;
+    bool channel_keys;
+};
+inline constexpr KvKind kKvKinds[] = {{KvType::float32, false}, {KvType::bfloat16, false}, {KvType::int8, false},
+                                      {KvType::int4, false},    {KvType::int8, true},      {KvType::int4, true}};
+
+// Scales and minimums [heads, dim] of channels, between a quarter of what normally distributed keys need and four times
+// that; no two alike.
+struct KeyChannels {
+    std::vector<float> scales, minimums;
+
+    KeyChannels(KvType type, int heads, int dim);
+    // The layer with channel keys; it reads this.
+    KvLayer give(KvLayer layer) const;
+};
+
 struct AttentionShape {
-    KvType type = KvType::float32;
+    KvKind kind = {KvType::float32, false};
     int block_size = 16;
     int kv_heads = 2;
     int group = 2;  // query heads of a key/value head
@@ -81,6 +99,7 @@ class AttentionWorld {
     std::vector<std::vector<std::int32_t>> blocks_;
     std::vector<std::int32_t> free_;
     std::vector<std::uint8_t> pool_;
+    KeyChannels channels_;
     KvLayer layer_;
 };
 

@@ -6,9 +6,12 @@
 
 #include "kernels/kv_layout.h"
 #include "kernels/reference/attention_reference.h"
+#include "tests/attention_world.h"
 #include "tests/check.h"
 
 using namespace optimc;
+using optimc::test::KeyChannels;
+using optimc::test::KvKind;
 
 namespace {
 
@@ -27,11 +30,14 @@ std::vector<std::vector<double>> contents(const KvLayer& layer) {
     return all;
 }
 
-void expect_move(KvType type, int block_size, int head_dim, const std::vector<std::int64_t>& src,
+void expect_move(const KvKind& kind, int block_size, int head_dim, const std::vector<std::int64_t>& src,
                  const std::vector<std::int64_t>& dst) {
     const std::int64_t blocks = kSlots / block_size;
-    std::vector<std::uint8_t> pool(static_cast<std::size_t>(blocks * kv_block_bytes(type, block_size, 2, head_dim)));
-    const KvLayer layer{pool.data(), blocks, block_size, 2, head_dim, type};
+    const std::int64_t block_bytes = kv_block_bytes(kind.type, block_size, 2, head_dim, kind.channel_keys);
+    std::vector<std::uint8_t> pool(static_cast<std::size_t>(blocks * block_bytes));
+    const KeyChannels channels(kind.type, 2, head_dim);
+    KvLayer layer{pool.data(), blocks, block_size, 2, head_dim, kind.type};
+    if (kind.channel_keys) layer = channels.give(layer);
     std::mt19937 random(1);
     // Every float32 and every pair of bytes is a number of modest size.
     for (std::uint8_t& byte : pool) byte = static_cast<std::uint8_t>(random() % 60);
@@ -48,15 +54,15 @@ void expect_move(KvType type, int block_size, int head_dim, const std::vector<st
 }  // namespace
 
 TEST("slots move as if all were read before any is written") {
-    for (KvType type : {KvType::float32, KvType::bfloat16, KvType::int8, KvType::int4}) {
+    for (const KvKind& kind : optimc::test::kKvKinds) {
         for (int block_size : {1, 4, 8, 16, 32, 48}) {
             for (int head_dim : {7, 24, 64}) {
-                expect_move(type, block_size, head_dim, {7}, {3});
-                expect_move(type, block_size, head_dim, {5, 6}, {6, 5});
-                expect_move(type, block_size, head_dim, {40, 41, 42, 43}, {41, 42, 43, 44});
-                expect_move(type, block_size, head_dim, {50, 60, 95, 2}, {49, 50, 51, 52});
-                expect_move(type, block_size, head_dim, {9}, {9});
-                expect_move(type, block_size, head_dim, {30, 31, 32}, {31, 32, 30});
+                expect_move(kind, block_size, head_dim, {7}, {3});
+                expect_move(kind, block_size, head_dim, {5, 6}, {6, 5});
+                expect_move(kind, block_size, head_dim, {40, 41, 42, 43}, {41, 42, 43, 44});
+                expect_move(kind, block_size, head_dim, {50, 60, 95, 2}, {49, 50, 51, 52});
+                expect_move(kind, block_size, head_dim, {9}, {9});
+                expect_move(kind, block_size, head_dim, {30, 31, 32}, {31, 32, 30});
             }
         }
     }

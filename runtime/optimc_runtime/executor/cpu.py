@@ -12,7 +12,7 @@ from optimc.plan.program_section import read_program
 from optimc_runtime import _native
 from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.cores import usable_cores
-from optimc_runtime.executor.cpu_assembly import assemble
+from optimc_runtime.executor.cpu_assembly import assemble, kv_layers
 from optimc_runtime.executor.pool_memory import check_pool_memory
 
 BACKEND = "cpu"
@@ -48,11 +48,7 @@ class CpuExecutor:
         kv = manifest.kv
         try:
             instruction_set = _native.default_instruction_set()
-            bytes_per_block = _native.kv_block_bytes(
-                layers=[(layer.num_kv_heads, layer.head_dim) for layer in kv.layers],
-                block_size=kv.block_size,
-                kv_dtype=kv.dtype,
-            )
+            bytes_per_block = _native.kv_block_bytes(layers=kv_layers(kv), block_size=kv.block_size)
         except ValueError as error:
             raise PlanTargetError(f"{plan.path}: {error}") from error
         memory = manifest.limits.kv_memory_bytes if kv_memory_bytes is None else kv_memory_bytes

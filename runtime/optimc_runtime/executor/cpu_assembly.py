@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import PlanCorruptError, PlanTargetError
-from optimc.plan import Plan
+from optimc.plan import KvLayout, Plan
 from optimc.plan.cpu_program import (
     Attention,
     CpuProgram,
@@ -45,13 +45,17 @@ def assemble(
     kv = plan.manifest.kv
     with _Blame(plan, "its KV cache and arena"):
         builder = _native.ProgramBuilder(
-            layers=[(layer.num_kv_heads, layer.head_dim) for layer in kv.layers],
+            layers=kv_layers(kv),
             block_size=kv.block_size,
-            kv_dtype=kv.dtype,
             num_blocks=num_blocks,
             capacity=program.max_tokens,
             arena_bytes=program.arena_bytes,
         )
+    for index, layer in enumerate(kv.layers):
+        if layer.key_scales is not None:
+            with _Blame(plan, f"key scales of KV layer {index}"):
+                minimums = None if layer.key_minimums is None else plan.tensor(layer.key_minimums)
+                builder.kv_channel_scales(index, plan.tensor(layer.key_scales), minimums)
     weights: dict[str, int] = {}
     for name, weight in program.weights.items():
         with _Blame(plan, f"weight '{name}'"):
@@ -72,6 +76,13 @@ def assemble(
             return builder.finish(program.logits, threads=threads, instruction_set=instruction_set)
         except RuntimeError as error:
             raise PlanTargetError(f"{plan.path}: {threads} threads: {error}; ask for fewer") from error
+
+
+def kv_layers(kv: KvLayout) -> list[tuple[int, int, str, str]]:
+    """Return the cache's layers as the native module takes them."""
+    return [
+        (layer.num_kv_heads, layer.head_dim, kv.dtype_of(index), layer.keys) for index, layer in enumerate(kv.layers)
+    ]
 
 
 class _Blame:
@@ -153,9 +164,15 @@ def _add_op(builder: _native.ProgramBuilder, op: Op, weights: Mapping[str, int])
                 out=_optional_view(op.out),
                 quantized=op.quantized,
                 permutation=_optional_weight(op.permutation, weights),
+                quantized_scale=op.quantized_scale,
             )
         case Quantize():
-            builder.quantize(_view(op.x), quantized=op.quantized, permutation=_optional_weight(op.permutation, weights))
+            builder.quantize(
+                _view(op.x),
+                quantized=op.quantized,
+                permutation=_optional_weight(op.permutation, weights),
+                scale=op.scale,
+            )
         case Linear():
             builder.linear(
                 x=_optional_view(op.x),

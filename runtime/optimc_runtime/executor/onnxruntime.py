@@ -141,8 +141,9 @@ def _checked_runtime(plan: Plan) -> ModuleType:
     target = plan.manifest.target
     if target.backend != BACKEND:
         raise PlanTargetError(f"{plan.path}: built for '{target.backend}', this is the {BACKEND} executor")
-    if plan.manifest.kv.dtype != "float32":
-        raise PlanTargetError(f"{plan.path}: wants a {plan.manifest.kv.dtype} KV cache, {BACKEND} has float32 only")
+    for dtype in plan.manifest.kv.dtypes:
+        if dtype != "float32":
+            raise PlanTargetError(f"{plan.path}: wants a {dtype} KV cache, {BACKEND} has float32 only")
     try:
         import onnxruntime
     except ImportError as error:

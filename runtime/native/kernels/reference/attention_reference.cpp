@@ -30,12 +30,14 @@ struct Slot {
     KvParts parts;
     const std::uint8_t* head;
     std::int64_t offset;
+    std::int64_t channels;  // of the head, among those of all heads
 
     Slot(const KvLayer& of, std::int64_t slot, int kv_head)
         : layer(of),
           parts(kv_parts(of)),
           head(optimc::kv_head(of, parts, slot / of.block_size, kv_head)),
-          offset(slot % of.block_size) {}
+          offset(slot % of.block_size),
+          channels(static_cast<std::int64_t>(kv_head) * of.head_dim) {}
 
     double dequantized(double code, std::int64_t scales, std::int64_t minimums) const {
         if (!kv_has_scales(layer.type)) return code;
@@ -49,7 +51,9 @@ struct Slot {
                             : layer.type == KvType::bfloat16 ? widen_bf16(read<std::uint16_t>(head, index))
                             : layer.type == KvType::int8     ? read<std::int8_t>(head, index)
                                                              : head[pair] >> (d % 2 * 4) & 15;
-        return dequantized(code, parts.key_scales, parts.key_minimums);
+        if (!layer.has_channel_keys()) return dequantized(code, parts.key_scales, parts.key_minimums);
+        const double minimum = layer.key_minimums == nullptr ? 0.0 : layer.key_minimums[channels + d];
+        return code * layer.key_scales[channels + d] + minimum;
     }
     double value(int d) const {
         const std::uint8_t* row = head + parts.values + offset * kv_value_row_bytes(layer.type, layer.head_dim);

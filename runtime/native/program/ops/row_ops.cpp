@@ -23,12 +23,12 @@ ConstRows optional_rows(const Context& context, const std::optional<View>& view)
 }
 
 // Round row `row` of x into a quantized buffer of a step with `num_rows` rows. `remainder` has room for a row if the
-// buffer has two terms.
-void quantize_row(const Context& context, ConstRows x, const std::int32_t* permutation, int index,
+// buffer has two terms; it has one if the scale is fixed.
+void quantize_row(const Context& context, ConstRows x, const std::int32_t* permutation, float fixed_scale, int index,
                   std::int64_t num_rows, std::int64_t row, int thread, float* remainder) {
     const QuantizedBuffer& buffer = context.workspace.quantized(index);
     const QuantizedRows first = context.workspace.quantized_rows(index, num_rows, thread);
-    context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation, first, row, row + 1);
+    context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation, fixed_scale, first, row, row + 1);
     if (buffer.terms == 1) return;
     const float* values = x.data + row * x.stride;
     const std::int8_t* codes = first.codes + row * first.stride;
@@ -41,7 +41,7 @@ void quantize_row(const Context& context, ConstRows x, const std::int32_t* permu
         }
         codes += padded_group(end - begin);
     }
-    context.kernels.quantize_rows({remainder, 0}, buffer.features, buffer.group, nullptr,
+    context.kernels.quantize_rows({remainder, 0}, buffer.features, buffer.group, nullptr, 0.0f,
                                   context.workspace.quantized_rows(index, num_rows, thread, 1), row, row + 1);
 }
 
@@ -77,8 +77,8 @@ void NormOp::run(const Context& context, int thread) {
     const Rows out = out_ ? context.workspace.rows(*out_) : Rows{scratch, 0};
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
         context.kernels.norm(norm_, x, before, after, sum, out, row, row + 1);
-        quantize_row(context, {out.data, out.stride}, permutation_, *quantized_, rows_of(context, x_), row, thread,
-                     scratch + x_.width);
+        quantize_row(context, {out.data, out.stride}, permutation_, fixed_scale_, *quantized_, rows_of(context, x_), row,
+                     thread, scratch + x_.width);
     }
 }
 
@@ -96,14 +96,14 @@ void QuantizeOp::run(const Context& context, int thread) {
     const QuantizedBuffer& buffer = context.workspace.quantized(quantized_);
     const ConstRows x = context.workspace.const_rows(x_);
     if (buffer.terms == 1) {
-        context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation_,
+        context.kernels.quantize_rows(x, buffer.features, buffer.group, permutation_, fixed_scale_,
                                       context.workspace.quantized_rows(quantized_, num_rows, thread), rows.begin,
                                       rows.end);
         return;
     }
     auto* remainder = reinterpret_cast<float*>(context.workspace.scratch(thread));
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-        quantize_row(context, x, permutation_, quantized_, num_rows, row, thread, remainder);
+        quantize_row(context, x, permutation_, fixed_scale_, quantized_, num_rows, row, thread, remainder);
     }
 }
 

@@ -34,9 +34,9 @@ class EmbedOp final : public Op {
 class NormOp final : public Op {
   public:
     NormOp(const Norm& norm, View x, std::optional<View> before, std::optional<View> after, std::optional<View> sum,
-           std::optional<View> out, std::optional<int> quantized, const std::int32_t* permutation)
+           std::optional<View> out, std::optional<int> quantized, const std::int32_t* permutation, float fixed_scale)
         : norm_(norm), x_(x), before_(before), after_(after), sum_(sum), out_(out), quantized_(quantized),
-          permutation_(permutation) {}
+          permutation_(permutation), fixed_scale_(fixed_scale) {}
     void run(const Context& context, int thread) override;
     bool is_private(const Context& context) const override;
     std::size_t scratch_bytes(const Kernels& kernels) const override;
@@ -47,12 +47,13 @@ class NormOp final : public Op {
     std::optional<View> before_, after_, sum_, out_;
     std::optional<int> quantized_;
     const std::int32_t* permutation_;
+    float fixed_scale_;  // of the quantized buffer; 0: as its rows ask for
 };
 
 class QuantizeOp final : public Op {
   public:
-    QuantizeOp(View x, int quantized, const std::int32_t* permutation)
-        : x_(x), quantized_(quantized), permutation_(permutation) {}
+    QuantizeOp(View x, int quantized, const std::int32_t* permutation, float fixed_scale)
+        : x_(x), quantized_(quantized), permutation_(permutation), fixed_scale_(fixed_scale) {}
     void run(const Context& context, int thread) override;
     bool is_private(const Context& context) const override;
     std::size_t scratch_bytes(const Kernels& kernels) const override;
@@ -61,6 +62,7 @@ class QuantizeOp final : public Op {
     View x_;
     int quantized_;
     const std::int32_t* permutation_;
+    float fixed_scale_;
 };
 
 // out = scale * (cos, sin)(position * frequency), all in float32 as the model's own code computes them.
