@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from datasets import Dataset
 from llmcompressor import oneshot
-from llmcompressor.modifiers.awq import AWQModifier
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform import AWQModifier
 from transformers import AutoModelForCausalLM
 
 method, model_folder, tokens_file, output, group = sys.argv[1:]
