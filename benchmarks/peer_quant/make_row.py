@@ -40,7 +40,8 @@ def make_row(row: Row, materials: Materials, peers: Path | None) -> dict[str, An
         shutil.rmtree(cache, ignore_errors=True)
         facts = _reports(_last_json(log))
     else:
-        run = run_measured(_peer_command(row, materials, peers, output), log, env=_PEER_ENV)
+        # They leave logs where they run.
+        run = run_measured(_peer_command(row, materials, peers, output), log, env=_PEER_ENV, folder=materials.work)
         facts = _last_json(log)
     judged = _judge(row, materials, output)
     shutil.rmtree(output, ignore_errors=True)

@@ -23,12 +23,16 @@ class Run:
     """Largest resident set of the process, mapped files included."""
 
 
-def run_measured(command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> Run:
-    """Run `command` to its end, its output in `log`. Raises CommandError if it fails."""
+def run_measured(
+    command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Run:
+    """Run `command` to its end, in `folder` if given, its output in `log`. Raises CommandError if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, cwd=folder
+        )
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except KeyboardInterrupt:
