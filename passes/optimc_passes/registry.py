@@ -12,9 +12,10 @@ from optimc.recipe.fault_message import fault_message
 from optimc.registry import Registry
 from optimc_passes.base import ConfigT, Pass
 from optimc_passes.fuse.pipeline import GRAPH_PASSES
+from optimc_passes.quantize.auto_bits import AutoBits
 from optimc_passes.quantize.awq import Awq
-from optimc_passes.quantize.kv_quant import KvQuant
 from optimc_passes.quantize.gptq import Gptq
+from optimc_passes.quantize.kv_quant import KvQuant
 from optimc_passes.quantize.rtn import Rtn
 from optimc_passes.quantize.smoothquant import SmoothQuant
 
@@ -23,6 +24,7 @@ _PASSES: tuple[type[Pass[Any]], ...] = (
     Gptq,
     Awq,
     SmoothQuant,
+    AutoBits,
     KvQuant,
     *GRAPH_PASSES,
 )

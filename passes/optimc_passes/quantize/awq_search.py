@@ -30,6 +30,11 @@ _FLOOR = 1e-4
 """Of a channel's statistic, relative to the median of those that are not 0: a channel that calibration never saw
 active says nothing about how small its scale should be."""
 
+_ROWS = 256
+"""Rows of the weights by which candidates are compared: they rank them as all rows would, but for near ties."""
+_FINALISTS = 4
+"""Candidates that are compared once more, by all rows."""
+
 Round = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """A weight [N, C] to the weight that its codes stand for."""
 
@@ -76,7 +81,12 @@ def best_scales(
     ones = np.ones(columns, np.float32)
     unscaled = best = _error(weights, moment, rounders, ones)
     found = ones
-    for candidate in _candidates(weights, magnitude, channels, grid, duo=duo):
+    candidates = _candidates(weights, magnitude, channels, grid, duo=duo)
+    if sum(map(len, weights)) > _ROWS:
+        samples = _sampled(weights)
+        estimates = [_error(samples, moment, rounders, candidate) for candidate in candidates]
+        candidates = [candidates[place] for place in np.argsort(estimates, kind="stable")[:_FINALISTS]]
+    for candidate in candidates:
         error = _error(weights, moment, rounders, candidate)
         if error < best:
             best, found = error, candidate
@@ -103,7 +113,7 @@ def scales_of(
 
 def output_error(difference: NDArray[np.float32], moment: NDArray[np.float32]) -> float:
     """Return tr(D H D^T) for D [N, C]: the squared error of the layer's output, summed over the tokens of H."""
-    return float(np.einsum("nc,nc->", difference @ moment, difference, dtype=np.float64))
+    return float(np.einsum("nc,nc->n", difference @ moment, difference).sum(dtype=np.float64))
 
 
 def nearest(bits: int, group: int, *, symmetric: bool) -> Round:
@@ -172,6 +182,14 @@ def _error(
         output_error(rounded(weight * scales) / scales - weight, moment)
         for weight, rounded in zip(weights, rounders, strict=True)
     )
+
+
+def _sampled(weights: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    """Return evenly spread rows of each weight, about `_ROWS` of all together."""
+    total = sum(map(len, weights))
+    counts = [min(max(_ROWS * len(weight) // total, 1), len(weight)) for weight in weights]
+    places = [np.arange(count) * len(weight) // count for count, weight in zip(counts, weights, strict=True)]
+    return [weight[rows] for rows, weight in zip(places, weights, strict=True)]
 
 
 def _candidates(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from optimc_passes.quantize import awq_search
 from optimc_passes.quantize.affine import asymmetric_grid, encode, group_range, quantize_affine, symmetric_grid
 from optimc_passes.quantize.awq_search import (
     LARGEST,
@@ -182,3 +183,11 @@ def test_clipped_ranges_lower_the_error_of_each_group_by_its_own_inputs(group, s
 def test_the_output_error_is_that_of_the_tokens():
     x, difference = activations(), RNG.standard_normal((8, 64)).astype(np.float32)
     assert output_error(difference, x.T @ x) == pytest.approx(np.square(x @ difference.T).sum(), rel=1e-3)
+
+
+def test_a_sample_of_rows_finds_scales_nearly_as_good_as_all_rows(monkeypatch: pytest.MonkeyPatch):
+    x, weights = activations(), weights_of(rows=(1024, 512))
+    sampled = search(x, weights)
+    monkeypatch.setattr(awq_search, "_ROWS", 1 << 30)
+    exhaustive = search(x, weights)
+    assert exhaustive.error <= sampled.error <= 1.01 * exhaustive.error
