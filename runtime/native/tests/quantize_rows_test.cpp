@@ -33,7 +33,8 @@ struct Result {
 };
 
 const std::pair<std::int64_t, std::int64_t> kShapes[] = {{1, 1},    {5, 5},    {40, 8},    {100, 24},  {96, 32},
-                                                         {70, 32},  {576, 64}, {300, 128}, {136, 136}, {1000, 1000}};
+                                                         {70, 32},  {576, 64}, {300, 128}, {136, 136}, {1000, 1000},
+                                                         {600, 32}, {1536, 32}};
 
 // Codes may differ by one where x / scale is within an ulp of halfway; sums must match the codes that were written.
 void expect_like_reference(const Kernels& kernels, const TestRows& x, std::int64_t count, std::int64_t features,
@@ -149,22 +150,24 @@ TEST("quantize_rows rounds to the nearest even code") {
 
 TEST("quantize_rows: zero, tiny and poisoned groups keep to themselves") {
     for (InstructionSet set : supported_instruction_sets()) {
-        constexpr std::int64_t kGroup = 24;
-        TestRows x = TestRows::random(2, 6 * kGroup, 0, 3);
-        for (std::int64_t i = 0; i < kGroup; ++i) {
-            x.at(0, i) = 0;
-            x.at(0, kGroup + i) = i % 2 == 0 ? 1e-40f : -1e-42f;
+        for (std::int64_t group : {24, 16}) {  // groups alone, and sixteen at a time
+            constexpr std::int64_t kGroups = 40;
+            TestRows x = TestRows::random(2, kGroups * group, 0, 3);
+            for (std::int64_t i = 0; i < group; ++i) {
+                x.at(0, i) = 0;
+                x.at(0, group + i) = i % 2 == 0 ? 1e-40f : -1e-42f;
+            }
+            x.at(0, 2 * group + 15) = std::numeric_limits<float>::quiet_NaN();
+            x.at(0, 3 * group) = std::numeric_limits<float>::infinity();
+            x.at(0, 5 * group - 1) = -std::numeric_limits<float>::infinity();
+            Result got(2, kGroups * group, group);
+            kernels_of(set).quantize_rows(x.const_rows(), kGroups * group, group, nullptr, 0.0f, got.rows, 0, 2);
+            CHECK(got.scales[0] == 0 && got.sums[0] == 0);
+            CHECK(got.scales[1] == 0 && got.sums[1] == 0);
+            for (std::int64_t i = 0; i < 2 * group; ++i) CHECK(got.rows.codes[i] == 0);
+            for (std::size_t g = 2; g < 5; ++g) CHECK(std::isnan(got.scales[g]));
+            for (std::size_t g = 5; g < 2 * kGroups; ++g) CHECK(got.scales[g] > 0);
         }
-        x.at(0, 2 * kGroup + 17) = std::numeric_limits<float>::quiet_NaN();
-        x.at(0, 3 * kGroup) = std::numeric_limits<float>::infinity();
-        x.at(0, 4 * kGroup + 23) = -std::numeric_limits<float>::infinity();
-        Result got(2, 6 * kGroup, kGroup);
-        kernels_of(set).quantize_rows(x.const_rows(), 6 * kGroup, kGroup, nullptr, 0.0f, got.rows, 0, 2);
-        CHECK(got.scales[0] == 0 && got.sums[0] == 0);
-        CHECK(got.scales[1] == 0 && got.sums[1] == 0);
-        for (std::size_t i = 0; i < 2 * kGroup; ++i) CHECK(got.codes[i] == 0);
-        for (std::size_t g = 2; g < 5; ++g) CHECK(std::isnan(got.scales[g]));
-        for (std::size_t g = 5; g < 12; ++g) CHECK(got.scales[g] > 0);
     }
 }
 
