@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from optimc.build.activation_references import activation_findings
+from optimc.build.kv_references import kv_findings
 from optimc.build.lowering_options import SECTIONS, lowering_options
 from optimc.errors import ConfigError
 from optimc.local_path import local_path
@@ -29,6 +31,8 @@ def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCa
     backend = target.get("backend", TargetSpec().backend) if isinstance(target, dict) else None
     if isinstance(backend, str) and backend in TARGETS:
         yield from _refused_options(TARGETS[backend], target, data.get("limits"))
+        yield from kv_findings(data, TARGETS[backend])
+        yield from activation_findings(data)
     elif isinstance(backend, str):
         yield ("target", "backend"), f"unknown target '{backend}'; known: {', '.join(sorted(TARGETS))}"
 

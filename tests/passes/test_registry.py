@@ -37,8 +37,8 @@ def test_all_faults_of_one_pass_are_reported_with_their_places():
         make_pass("rtn", {"bits": 5, "grup": 64, "group_size": 0, "ignore": ["re:("], "only": []}, where="passes[2]")
     faults = {fault.where: fault.message for fault in caught.value.faults}
     assert set(faults) == {f"passes[2].{option}" for option in ("bits", "grup", "group_size", "ignore", "only")}
-    assert faults["passes[2].bits"] == "input should be 4 or 8, got 5"
-    assert faults["passes[2].grup"] == "unknown key; known: bits, group_size, ignore, only, ragged, symmetric"
+    assert faults["passes[2].bits"] == "input should be 2, 3, 4, 8 or 'auto', got 5"
+    assert faults["passes[2].grup"] == "unknown key; known: bits, clip, group_size, ignore, only, ragged, symmetric"
     assert faults["passes[2].group_size"] == "must be positive, or -1 for the whole row"
     assert "'re:(' is not a regular expression" in faults["passes[2].ignore"]
 

@@ -29,3 +29,24 @@ def test_limits_that_are_wrong_themselves_hide_no_refused_option(tmp_path):
 def test_parts_of_a_wrong_shape_are_left_to_the_recipe_to_report(tmp_path):
     for target in ("onnxruntime", {"backend": "onnxruntime", "kv_dtype": "int3"}, {"backend": 3}):
         assert findings(tmp_path, target=target) == {}
+
+
+def test_smoothquant_finds_a_target_that_rounds_activations_otherwise(tmp_path):
+    place = ("passes", 0, "smoothquant", "activations")
+    token = [{"smoothquant": {"activations": "token"}}]
+    static = [{"smoothquant": {"activations": "static"}}]
+    assert "activation_scales: row" in findings(tmp_path, passes=token)[place]
+    assert "activation_scales: row" in findings(tmp_path, passes=["smoothquant"])[place]
+    assert findings(tmp_path, passes=token, target={"activation_scales": "row"}) == {}
+    assert "use activations: static" in findings(tmp_path, passes=token, target={"backend": "onnxruntime"})[place]
+    assert findings(tmp_path, passes=static) == {}
+    assert findings(tmp_path, passes=static, target={"backend": "onnxruntime"}) == {}
+    assert "forbids it" in findings(tmp_path, passes=static, target={"int8_activations": False})[place]
+
+
+def test_a_cache_format_is_asked_for_in_one_place_and_one_the_target_has(tmp_path):
+    passes = [{"kv_quant": {"dtype": "int8"}}]
+    assert findings(tmp_path, passes=passes) == {}
+    assert ("target", "kv_dtype") in findings(tmp_path, passes=passes, target={"kv_dtype": "int4"})
+    found = findings(tmp_path, passes=passes, target={"backend": "onnxruntime"})
+    assert [key[:2] for key in found] == [("passes", 0)]
