@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimc.build.calibration import load_calibration
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
 from optimc.build.lowering_options import lowering_options
 from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
 from optimc.build.outline import check_model
+from optimc.build.quality_windows import quality_windows
 from optimc.errors import LoweringError, OptimcError, PlanError
 from optimc.plan import Manifest, Plan, write_plan
 from optimc.progress import Progress, no_progress
 from optimc.wording import one_line
 
 if TYPE_CHECKING:
-    from optimc_passes.calibrate import Calibration
     from optimc_passes.checkpoint import Checkpoint
     from optimc_passes.graph.exported import Exported
 
@@ -126,7 +127,8 @@ def _run_passes(
 
     recipe = inputs.recipe
     max_seq_len = check_model(inputs, checkpoint.config)
-    calibration = _load_calibration(inputs, checkpoint)
+    calibration = load_calibration(inputs, checkpoint)
+    windows, unmeasured = quality_windows(inputs, checkpoint, max_seq_len)
     config_json = json.loads(checkpoint.config.to_json_string(use_diff=False))
     exported_as = derive_key(FRONTEND_VERSION, config_json, max_seq_len, _exporter_versions())
 
@@ -144,6 +146,10 @@ def _run_passes(
                 verify=recipe.verify,
                 dump_graph=options.dump_graph,
                 on_progress=lambda step, done, total, _label: progress(done, total, step),
+                resumable=not options.fresh,
+                max_host_bytes=options.max_host_bytes,
+                quality_windows=windows,
+                unmeasured=unmeasured,
             ),
         )
         target = TARGETS[recipe.target.backend]
@@ -176,16 +182,6 @@ def _unverified_graphs(inputs: BuildInputs) -> Iterator[None]:
             f"no plan can be made of the graph ({message}), and nothing checked what {', '.join(users)} left: "
             "set verify to shapes or numeric to see what is wrong"
         ) from error
-
-
-def _load_calibration(inputs: BuildInputs, checkpoint: Checkpoint) -> Calibration | None:
-    """Read calibration text if a pass will look at it."""
-    from optimc_passes.calibrate import load_tokens
-
-    spec = inputs.recipe.calibration
-    if spec is None or not any(pass_.uses_calibration for pass_ in inputs.passes):
-        return None
-    return load_tokens(spec, checkpoint.tokenizer.tokenizer_json, base_dir=inputs.recipe_path.parent)
 
 
 def _exporter_versions() -> dict[str, str]:

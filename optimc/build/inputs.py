@@ -48,6 +48,8 @@ class BuildOptions:
     """Ignore the cache and any plan that is up to date."""
     dump_graph: Path | None = None
     """Folder that receives the graph after each phase."""
+    max_host_bytes: int | None = None
+    """Most memory the build may have resident; None: no limit."""
 
     @property
     def cache(self) -> Path:

@@ -27,6 +27,7 @@ def build(
         typer.Option("--dump-graph", help="Leave the graph after each phase in this folder, as text and as ONNX."),
     ] = None,
     fresh: options.Fresh = False,
+    max_host_bytes: options.MaxHostBytes = None,
     cache_dir: options.CacheDir = None,
     as_json: options.Json = False,
 ) -> None:
@@ -37,7 +38,12 @@ def build(
     from optimc.build import BuildOptions, build_recipe, plan_build
 
     build_options = BuildOptions(
-        output=output, overrides=tuple(overrides or ()), cache_dir=cache_dir, fresh=fresh, dump_graph=dump_graph
+        output=output,
+        overrides=tuple(overrides or ()),
+        cache_dir=cache_dir,
+        fresh=fresh,
+        dump_graph=dump_graph,
+        max_host_bytes=options.bytes_option(max_host_bytes, "--max-host-bytes"),
     )
     console = Console()
     if dry_run:
@@ -62,11 +68,16 @@ def build(
     if result.up_to_date:
         console.print(f"{result.path} is up to date ({format_bytes(result.size_bytes)}); --fresh rebuilds it")
         return
+    from optimc.cli.pass_listing import quality_line
+
     table = Table("pass", "seconds", "notes", title=f"{result.manifest.name} → {result.path}", title_justify="left")
     for report in result.manifest.passes:
         seconds = "cached" if report.cached else f"{report.seconds:.1f}"
         table.add_row(report.name, seconds, ", ".join(format_metrics(report.metrics)))
     console.print(table)
+    for report in result.manifest.passes:
+        if report.quality is not None:
+            console.print(f"{report.name}: {quality_line(report.quality)}", soft_wrap=True)
     console.print(
         f"{format_bytes(result.size_bytes)} in {result.seconds:.1f} s; `optimc serve {result.path}` serves it"
     )

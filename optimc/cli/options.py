@@ -31,7 +31,18 @@ Set = Annotated[
     typer.Option("--set", help="Change the recipe: passes.rtn.bits=8, limits.max_seqs=16. May be repeated."),
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh/--resume", help="Ignore what earlier builds left in the cache, or go on from it.")
+    bool,
+    typer.Option(
+        "--fresh/--resume",
+        help="Ignore what earlier builds left in the cache, or go on from it. A killed fresh build leaves nothing.",
+    ),
+]
+MaxHostBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--max-host-bytes",
+        help="Most memory the build may take, for example 4GiB: obeyed, or refused up front with what is needed.",
+    ),
 ]
 MaxSeqs = Annotated[int | None, typer.Option("--max-seqs", help="Most sequences in a step; at most the plan's.")]
 MaxStepTokens = Annotated[

@@ -8,6 +8,7 @@ from optimc.recipe.model import (
     PassSpec,
     QualitySpec,
     Recipe,
+    ReportSpec,
     TargetSpec,
 )
 from optimc.recipe.schema import recipe_schema
@@ -19,6 +20,7 @@ __all__ = [
     "PassSpec",
     "QualitySpec",
     "Recipe",
+    "ReportSpec",
     "TargetSpec",
     "load_recipe",
     "recipe_schema",

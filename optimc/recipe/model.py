@@ -114,6 +114,15 @@ class QualitySpec(_Section):
     """Largest perplexity, as a multiple of the original's."""
 
 
+class ReportSpec(_Section):
+    """How closely a build watches itself: each weight pass is measured on text that no pass has seen."""
+
+    windows: int = Field(default=2, ge=0, le=1 << 16)
+    """Windows of the evaluation split of python-docs; 0 measures nothing."""
+    length: int = Field(default=512, gt=1, le=1 << 24)
+    """Tokens of a window; at most what the model was trained for."""
+
+
 def _model_from_string(value: object) -> object:
     return {"source": value} if isinstance(value, str) else value
 
@@ -130,6 +139,7 @@ class Recipe(_Section):
     """Applied in order; weight passes come before graph passes."""
     limits: LimitsSpec = LimitsSpec()
     quality: QualitySpec = QualitySpec()
+    report: ReportSpec = ReportSpec()
     verify: Literal["off", "shapes", "numeric"] = "numeric"
     """What is checked after every graph pass: nothing, the dialect's rules and shapes, or also the logits on probe
     tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 from pathlib import Path
@@ -35,6 +36,16 @@ class PeakMemory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.peak_bytes = max(0, _high_water() - self._start)
+
+
+def return_free_memory() -> None:
+    """Give freed memory back to the system where the C library holds on to it.
+
+    glibc keeps pieces of up to 32 MiB: a long build, whose arrays have many sizes, would grow by what lies between.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def resident_bytes() -> int:

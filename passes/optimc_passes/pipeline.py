@@ -10,29 +10,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from optimc.errors import ConfigError, Fault
 from optimc.plan import GraphReport, PassReport
-from optimc.progress import Progress
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.base import Pass, PassContext, PassOutcome
-from optimc_passes.cache import ArtifactCache
 from optimc_passes.choices import KV_PREFIX
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.dump import GraphDump
 from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.figures import GraphFigures, with_figures
+from optimc_passes.pipeline_options import PipelineOptions, pass_label
 from optimc_passes.quantize.linears import linear_weights
-from optimc_passes.verify import GraphVerifier, VerifyLevel
-from optimc_passes.verify.finite_weights import check_finite_weights
+from optimc_passes.verify import GraphVerifier
 from optimc_passes.verify.probe import Probe
+from optimc_passes.weight_stage import run_weight_stage
 from optimc_passes.weights import WeightStore
+
+__all__ = ["GraphSource", "PipelineOptions", "PipelineResult", "check_order", "run_pipeline", "run_weight_stage"]
 
 
 @dataclass(frozen=True)
@@ -42,22 +40,6 @@ class GraphSource:
     key: str
     """Hash of everything the export depends on: the model's config, the frontend's version, its options."""
     export: Callable[[], Exported]
-
-
-@dataclass(frozen=True)
-class PipelineOptions:
-    """How the passes are run; nothing here changes the result."""
-
-    cache: ArtifactCache | None = None
-    verify: VerifyLevel = "numeric"
-    dump_graph: Path | None = None
-    """Folder that receives the graph after each phase, as text and as ONNX without weights."""
-    on_progress: Callable[[str, int, int, str], None] | None = None
-    """Called with the step's name, done, total and what the current piece of work is about."""
-    max_host_bytes: int | None = None
-    """Most memory the process may have resident; passes that need more are refused before the first runs."""
-    quality_windows: NDArray[np.int32] | None = None
-    """Windows [W, T] of text on which each weight pass is measured; None: none is."""
 
 
 @dataclass(frozen=True)
@@ -116,21 +98,6 @@ def run_pipeline(
     return PipelineResult(artifact, tuple(run.reports), report)
 
 
-def run_weight_stage(
-    passes: Sequence[Pass[Any]], artifact: Artifact, options: PipelineOptions
-) -> tuple[Artifact, tuple[PassReport, ...]]:
-    """Run the weight passes among `passes` in order; return the last artifact and a report of each.
-
-    Raises PassError if one fails, CheckpointError if a weight of the checkpoint is not finite.
-    """
-    check_finite_weights(artifact.weights)
-    run = _Run(passes, options)
-    for pass_ in passes:
-        if pass_.stage == "weights":
-            artifact = run.weight_pass(pass_, artifact)
-    return artifact, tuple(run.reports)
-
-
 class _Run:
     """One run of a pipeline: the passes, the options, and the reports so far."""
 
@@ -145,38 +112,16 @@ class _Run:
     def done(self) -> tuple[str, ...]:
         return tuple(report.name for report in self.reports)
 
-    def weight_pass(self, pass_: Pass[Any], artifact: Artifact) -> Artifact:
-        """Run a weight pass, or take its result from the cache."""
-        cache = self.options.cache
-        if cache is None:
-            outcome = pass_(artifact, PassContext(self.done, self._progress(self._label(pass_))))
-            self.reports.append(outcome.report)
-            return outcome.artifact
-        key = pass_.result_key(artifact)
-        found = cache.load_weights(key)
-        if found is None:
-            fresh = self._compute_weights(cache, key, pass_, artifact)
-            found = cache.load_weights(key)
-            assert found is not None, f"the cache lost {key} at once"
-            # The weights as they read from the cache, the report as it came from the pass.
-            found = found._replace(report=fresh.report)
-        self.reports.append(found.report)
-        return artifact.evolve(
-            key=key,
-            weights=WeightStore({**artifact.weights, **found.weights}),
-            choices=artifact.choices if found.choices is None else found.choices,
-        )
-
     def export(self, source: GraphSource) -> tuple[Exported, float]:
         """Return the graph without weights, exported now or before, and the seconds its export took."""
         cache = self.options.cache
         found = cache.load_export(source.key) if cache else None
         if found is None:
-            self._progress("export")(0, 1, "")
+            self.options.progress_of("export")(0, 1, "")
             start = time.perf_counter()
             exported = source.export()
             found = exported, time.perf_counter() - start
-            self._progress("export")(1, 1, "")
+            self.options.progress_of("export")(1, 1, "")
             if cache is not None:
                 cache.save_export(source.key, *found)
         exported, seconds = found
@@ -227,24 +172,11 @@ class _Run:
         self._dump.add(pass_.name, outcome.artifact.graph)
         return outcome.artifact
 
-    def _compute_weights(self, cache: ArtifactCache, key: str, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:
-        with cache.write_weights(key) as writer:
-            outcome = pass_(artifact, PassContext(self.done, self._progress(self._label(pass_)), writer.keep))
-            before = artifact.weights
-            changed = {
-                name: weight
-                for name, weight in outcome.artifact.weights.items()
-                if name not in before or before[name] is not weight
-            }
-            choices = outcome.artifact.choices
-            writer.commit(changed, outcome.report, None if choices is artifact.choices else choices)
-        return outcome
-
     def _verified(self, pass_: Pass[Any], artifact: Artifact) -> PassOutcome:
         """Run a graph pass; compare its graph with the one before it."""
         assert self._verifier is not None
         before = artifact.graph
-        outcome = pass_(artifact, PassContext(self.done, self._progress(self._label(pass_))))
+        outcome = pass_(artifact, PassContext(self.done, self.options.progress_of(pass_label(pass_, self.passes))))
         after = outcome.artifact.graph
         assert before is not None
         assert after is not None
@@ -255,18 +187,6 @@ class _Run:
             metrics = {**metrics, "verify_relative_error": error}
         report = outcome.report.model_copy(update={"metrics": metrics, "fusion": fusion})
         return PassOutcome(outcome.artifact, report)
-
-    def _label(self, pass_: Pass[Any]) -> str:
-        """Return the pass's name, told apart from others of the same name."""
-        same = [other for other in self.passes if other.name == pass_.name]
-        return pass_.name if len(same) == 1 else f"{pass_.name} ({same.index(pass_) + 1} of {len(same)})"
-
-    def _progress(self, step: str) -> Progress:
-        def report(done: int, total: int, label: str) -> None:
-            if self.options.on_progress is not None:
-                self.options.on_progress(step, done, total, label)
-
-        return report
 
 
 def _num_nodes(artifact: Artifact) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from optimc.plan import LayerReport
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
+from optimc_passes.memory import return_free_memory
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
@@ -139,7 +140,9 @@ class _Walk:
             del read
             self._each(layer, layer.output, x, attention, mlp, into=x)
             finished = self._work.end(layer)
-        return self._keep(finished)
+        kept = self._keep(finished)
+        return_free_memory()
+        return kept
 
     def head(self) -> None:
         """Show the head what it reads."""

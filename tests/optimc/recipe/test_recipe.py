@@ -69,7 +69,7 @@ def test_three_faults_are_three_lines_with_numbers(load):
     assert faults(load, text) == [
         "line 4: passes[0].rtn.bits: input should be 4 or 8, got 5",
         "line 6: limits.max_seqs: input should be greater than 0, got 0",
-        "line 8: bogus: unknown key; known: calibration, limits, model, name, passes, quality, target, verify",
+        "line 8: bogus: unknown key; known: calibration, limits, model, name, passes, quality, report, target, verify",
     ]
 
 
@@ -170,7 +170,9 @@ def test_digest_follows_meaning_not_spelling(load):
     assert load(GOOD.replace("bits: 8", "bits: 4")).digest != base
 
 
-@pytest.mark.parametrize("section", ["ModelSpec", "TargetSpec", "CalibrationSpec", "LimitsSpec", "QualitySpec"])
+@pytest.mark.parametrize(
+    "section", ["ModelSpec", "TargetSpec", "CalibrationSpec", "LimitsSpec", "QualitySpec", "ReportSpec"]
+)
 def test_every_key_of_a_section_is_described_in_the_schema(section):
     keys = recipe_schema(CONFIGS)["$defs"][section]["properties"]
     assert [key for key, facts in keys.items() if not facts.get("description")] == []
