@@ -181,12 +181,13 @@ class GptqScheme(QuantScheme):
         return order
 
 
-def choose_version(zeros_at_zero: bool) -> str:
-    """Return the `checkpoint_format` to write: the older, which all tools read, unless a zero point of 0 occurs.
+def choose_version(symmetric: bool) -> str:
+    """Return the `checkpoint_format` to write: the older, which all tools read, if every layer is symmetric.
 
-    There the older one would have to store -1, and its readers disagree on what that does to neighbouring bits.
+    With zero points of their own the older one would have to store -1 for 0, and its readers disagree on what that
+    does to neighbouring bits: GPTQModel, and transformers through it, take such folders from GPTQModel alone.
     """
-    return V2 if zeros_at_zero else V1
+    return V1 if symmetric else V2
 
 
 def pack_layer(weight: Quantized, version: str) -> dict[str, Dense]:

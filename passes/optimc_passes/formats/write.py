@@ -157,11 +157,11 @@ def _packing(
         notes.append(f"static scales of activations are not written: {format_name} has no place for them")
     if format_name == "awq":
         return _Packing(awq.pack_layer, describe_awq(facts, dense), notes)
-    version = gptq.choose_version(any(_has_zero_at_zero(weight) for weight in quantized.values()))
+    version = gptq.choose_version(all(layer.symmetric for layer in facts))
     if version == gptq.V2:
         notes.append(
-            f"written as {version}, since some zero points are 0, which the older form has no agreed bits for; "
-            "readers must know gptq_v2"
+            f"written as {version}, since the older form has no agreed bits for zero points of 0; symmetric: true "
+            "makes a folder for tools that know the older form only"
         )
     ragged = ragged_layers(facts)
     if ragged:
@@ -207,10 +207,6 @@ def _refuse_other_quantized(facts: Sequence[LayerFacts], weights: Mapping[str, W
 
 def _is_w8a8(layer: LayerFacts) -> bool:
     return layer.bits == 8 and layer.symmetric and layer.group == layer.shape[1]
-
-
-def _has_zero_at_zero(weight: Quantized) -> bool:
-    return weight.zeros is not None and not weight.zeros.read().all()
 
 
 def _wide_scales(quantized: Mapping[str, Quantized]) -> list[str]:

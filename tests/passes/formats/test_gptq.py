@@ -202,9 +202,9 @@ def test_writes_permutations_as_group_indices(layer, unpack):
     assert np.array_equal(unpack.unpack_gptq(tensors, 4, 64), numbers.weight)
 
 
-def test_version_two_where_a_zero_point_is_zero():
-    assert choose_version(False) == "gptq"
-    assert choose_version(True) == "gptq_v2"
+def test_version_two_where_zero_points_differ():
+    assert choose_version(symmetric=True) == "gptq"
+    assert choose_version(symmetric=False) == "gptq_v2"
 
 
 def test_scales_that_float16_does_not_hold_stay_float32():

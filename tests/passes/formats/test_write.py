@@ -113,18 +113,25 @@ def test_a_tied_head_that_was_quantized_is_a_head_of_its_own(make_folder, tmp_pa
     assert np.array_equal(loaded.weights["model.embed_tokens.weight"].read(), embedding.read())
 
 
-def test_zero_points_of_zero_make_version_two(folder, tmp_path):
+@pytest.mark.parametrize(("symmetric", "version"), [(True, "gptq"), (False, "gptq_v2")])
+def test_the_older_form_is_for_symmetric_layers(folder, tmp_path, symmetric, version):
+    """GPTQModel reads other folders of that form only if it wrote them."""
+    checkpoint = folder.load()
+    written = write_checkpoint(checkpoint, quantize_all(checkpoint, symmetric=symmetric), "gptq", tmp_path / "out")
+    facts = json.loads((written.folder / "config.json").read_text())["quantization_config"]
+    assert facts["checkpoint_format"] == version
+    assert any("gptq_v2" in note for note in written.notes) != symmetric
+
+
+def test_zero_points_of_zero_are_kept(folder, tmp_path):
     checkpoint = folder.load()
     weights = quantize_all(checkpoint)
-    zeros = weights[f"{UP}.weight"].zeros.read().copy()
+    old = weights[f"{UP}.weight"]
+    zeros = old.zeros.read().copy()
     zeros[0, 0] = 0
-    weights[f"{UP}.weight"] = module.Quantized(
-        weights[f"{UP}.weight"].codes, weights[f"{UP}.weight"].scales, Dense.of(zeros), 4, 32
-    )
+    weights[f"{UP}.weight"] = Quantized(old.codes, old.scales, Dense.of(zeros), 4, 32)
     written = write_checkpoint(checkpoint, weights, "gptq", tmp_path / "out")
-    facts = json.loads((written.folder / "config.json").read_text())["quantization_config"]
-    assert facts["checkpoint_format"] == "gptq_v2"
-    assert any("gptq_v2" in note for note in written.notes)
+    assert np.array_equal(reload(written.folder, tmp_path).weights[f"{UP}.weight"].zeros.read(), zeros)
 
 
 @pytest.mark.parametrize("scale", [None, 0.25])
