@@ -37,6 +37,7 @@ INT4 = {"rtn": {"bits": 4, "group_size": 32, "symmetric": True}}
 HEAD8 = {"rtn": {"bits": 8, "group_size": 32, "symmetric": True, "only": ["lm_head"], "ignore": []}}
 ASYMMETRIC = {"rtn": {"bits": 4, "group_size": 48, "symmetric": False, "ragged": "ragged"}}
 FUSIONS = ["fuse"]
+CALIBRATED = {"calibration": {"samples": 2, "seq_len": 64}}
 PLANS = {
     "float32": {"passes": FUSIONS},
     "int4": {"passes": [INT4, HEAD8, *FUSIONS]},
@@ -47,6 +48,15 @@ PLANS = {
         "kv_dtype": "bfloat16",
     },
     "int4 pool": {"passes": FUSIONS, "kv_dtype": "int4"},
+    "int8 pool, keys per channel": {"passes": [{"kv_quant": {"keys": "channel"}}, *FUSIONS], **CALIBRATED},
+    "int4 pool, keys per channel": {
+        "passes": [{"kv_quant": {"dtype": "int4", "keys": "channel"}}, *FUSIONS],
+        **CALIBRATED,
+    },
+    "layers of different pools": {
+        "passes": [INT4, {"kv_quant": {"dtype": "int4", "keys": "channel", "skip_layers": [1]}}, *FUSIONS],
+        **CALIBRATED,
+    },
 }
 
 

@@ -34,8 +34,8 @@ class KvQuantConfig(PassConfig):
     """`auto` takes each layer's dtype from an `auto_bits` pass before this one. `fp8` is for targets that have it."""
     keys: Literal["auto", "token", "channel"] = "auto"
     """Whose scale a key is rounded with: its `token`'s, computed as it is written, or its `channel`'s, measured on
-    calibration text after RoPE and fixed, so that keys beyond what was seen saturate. `auto` measures which is better,
-    layer by layer."""
+    calibration text after RoPE and fixed, so that keys beyond what was seen saturate: calibrate on windows as long as
+    the sequences that will be served. `auto` measures which is better, layer by layer."""
     skip_layers: tuple[int, ...] = Field(default=(), strict=False)
     """Layers, counted from 0, whose cache stays at `float_dtype`."""
     float_dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -138,7 +138,7 @@ class KvQuant(Pass[KvQuantConfig]):
                 choices=Choices(artifact.choices.schemes, tuple(choices)),
             ),
             _metrics(choices, rows),
-            self._decisions(choices),
+            self._decisions(artifact, choices),
             layers=tuple(rows),
             calibration_tokens=tokens,
         )
@@ -195,7 +195,7 @@ class KvQuant(Pass[KvQuantConfig]):
             return _Layer(KvChoice(dtype, "channel", "default", 0), scales, None, "keys per channel: uncalibrated")
         return _Layer(KvChoice(dtype, "token", "dynamic", 0), None, None, "keys per token")
 
-    def _decisions(self, choices: Sequence[KvChoice]) -> tuple[str, ...]:
+    def _decisions(self, artifact: Artifact, choices: Sequence[KvChoice]) -> tuple[str, ...]:
         decisions = [
             f"layers.{layer}: keys and values stay in {choice.dtype}"
             for layer, choice in enumerate(choices)
@@ -205,6 +205,12 @@ class KvQuant(Pass[KvQuantConfig]):
             decisions.append("uncalibrated: scales of keys are assumed, and keys beyond 16 saturate")
         elif self.config.keys == "auto" and not self.uses_calibration:
             decisions.append("keys have scales of tokens: nothing was measured")
+        if artifact.calibration is not None and any(choice.provenance == "calibrated" for choice in choices):
+            longest = max(len(row) for row in artifact.calibration.tokens)
+            decisions.append(
+                f"scales of channels hold keys of positions below {longest}, as long as calibration windows are: RoPE "
+                "may turn larger numbers into a channel later, which saturate; make calibration.seq_len what is served"
+            )
         return tuple(decisions)
 
 

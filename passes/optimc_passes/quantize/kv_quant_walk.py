@@ -26,7 +26,8 @@ from optimc_passes.walk.layered_model import LayeredModel, LoadedLayer
 from optimc_passes.weights import Weight
 
 SCORED_WINDOWS = 4
-"""Windows on which the two ways are compared."""
+"""Windows on which the two ways are compared, half of all at most. They are compared with scales that the other windows
+give, so that keys beyond them cost what they will cost on text nobody has seen; the scales that are kept hold all."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,20 @@ def _look(
 ) -> SeenKeys | None:
     """Move `stream` past the layer; return what was seen of its keys, if its dtype has scales."""
     windows = range(len(stream.lengths))
-    scored = [stream.window(index).copy() for index in windows[:SCORED_WINDOWS]] if dtype is not None else []
-    seen = KeyRange()
+    # A single window is compared with its own scales: there are no others.
+    num_scored = min(SCORED_WINDOWS, len(windows) // 2)
+    scored = [stream.window(index).copy() for index in windows[: max(num_scored, 1)]] if dtype is not None else []
+    others, seen = KeyRange(), KeyRange()
+    ranges: list[KeyRange] = []
 
     def collect(_layer: int, _query: Tensor, keys: Tensor, _values: Tensor) -> None:
-        seen.see(keys[0].numpy())
+        for each in ranges:
+            each.see(keys[0].numpy())
 
     model.attention_hook = collect if dtype is not None else None
     try:
         for index in windows:
+            ranges[:] = [seen] if index < num_scored else [seen, others]
             stream.put(index, loaded.run(stream.window(index)))
     except ValueError as error:
         raise CalibrationError(f"layer {loaded.index}: {error} on the calibration tokens") from error
@@ -83,8 +89,7 @@ def _look(
         model.attention_hook = None
     if dtype is None:
         return None
-    scales = seen.scales(dtype)
-    return SeenKeys(scales, _errors(model, loaded, scored, dtype, scales, ways))
+    return SeenKeys(seen.scales(dtype), _errors(model, loaded, scored, dtype, others.scales(dtype), ways))
 
 
 def _errors(

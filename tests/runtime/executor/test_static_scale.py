@@ -89,7 +89,8 @@ NORM = {"op": "norm", "weight": "ones", "epsilon": 1e-6, "heads": 1, "centred": 
 def load(write_lowered, tmp_path):
     def make(rounding: dict[str, Any], terms: int = 1):
         codes = np.full((DIM, DIM), 128, np.uint8) + np.eye(DIM, dtype=np.uint8)
-        packed = pack_int(codes, np.ones((DIM, 1), np.float32), None, bits=8, group=DIM, rows=np.arange(DIM), wide=False)
+        scales = np.ones((DIM, 1), np.float32)
+        packed = pack_int(codes, scales, None, bits=8, group=DIM, rows=np.arange(DIM), wide=False)
         arrays = {"table": table(), "ones": np.ones(DIM, np.float32), "head": packed}
         tensors = [PlanTensor.from_array(name, array) for name, array in arrays.items()]
         layout = KvLayout(block_size=16, dtype="float32", layers=(KvLayer(num_kv_heads=1, head_dim=DIM, window=0),))

@@ -1,0 +1,184 @@
+"""`kv_quant` from recipe to answers: what the plan says of its cache is what the engine keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from optimc.errors import ConfigError
+from optimc.plan import Plan, PlanTensor, write_plan
+from optimc_passes.calibrate import evaluation_windows
+from optimc_runtime import _native
+from optimc_runtime.config import EngineConfig
+from optimc_runtime.engine import Engine
+from optimc_runtime.executor.load import load_executor
+from optimc_runtime.request import SamplingParams
+
+CALIBRATION = {"samples": 32, "seq_len": 128}
+TEXT = np.random.default_rng(11).integers(2, 380, 120)
+
+
+def kv_passes(**options):
+    return [{"kv_quant": options}, "fuse"]
+
+
+@pytest.fixture(scope="module")
+def channel_plan(build) -> Path:
+    return build("kv-channel", passes=kv_passes(keys="channel"), calibration=CALIBRATION).path
+
+
+@pytest.fixture(scope="module")
+def mixed_plan(build) -> Path:
+    options = {"dtype": "int4", "keys": "channel", "skip_layers": [0], "float_dtype": "float32"}
+    return build("kv-mixed", passes=kv_passes(**options), calibration=CALIBRATION).path
+
+
+def score(path: Path, tokens: NDArray = TEXT) -> NDArray[np.float32]:
+    """Logits of every position of a text."""
+    with Engine.load(path) as engine:
+        return engine.score(tokens.tolist())
+
+
+def kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> float:
+    """Mean divergence in nats per token."""
+    p, q = (
+        rows.astype(np.float64) - np.logaddexp.reduce(rows.astype(np.float64), axis=-1)[:, None]
+        for rows in (reference, logits)
+    )
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def with_tensors(path: Path, target: Path, change: Callable[[str, NDArray], NDArray]) -> Path:
+    """Copy a plan with its tensors changed."""
+    with Plan.open(path) as plan:
+        tensors = [
+            PlanTensor(spec.name, spec.dtype, spec.shape, lambda name=spec.name: change(name, plan.tensor(name)))
+            for spec in plan
+        ]
+        write_plan(target, plan.manifest.model_copy(update={"tensors": {}}), tensors)
+    return target
+
+
+def test_the_plan_says_where_its_scales_come_from_and_holds_them(channel_plan):
+    with Plan.open(channel_plan, verify=True) as plan:
+        kv = plan.manifest.kv
+        assert (kv.dtype, len(kv.layers), kv.is_uncalibrated) == ("int8", 3, False)
+        for index, layer in enumerate(kv.layers):
+            assert (layer.keys, layer.provenance, layer.calibration_tokens) == ("channel", "calibrated", 4096)
+            scales = plan.tensor(f"kv/{index}/key_scales")
+            assert scales.shape == (2, 16)
+            assert (scales > 0).all()
+        assert len({plan.tensor(f"kv/{index}/key_scales").tobytes() for index in range(3)}) == 3
+
+
+def test_a_cache_of_8_bits_moves_predictions_little_and_of_4_bits_more(
+    fp32_plan, channel_plan, mixed_plan, build, tiny_folder
+):
+    """On text like that of calibration: beyond it keys saturate, and a random model takes that hard."""
+    (text,) = evaluation_windows((tiny_folder / "tokenizer.json").read_bytes(), windows=1, length=200)
+    reference = score(fp32_plan, text)
+    int8 = kl(reference, score(channel_plan, text))
+    int4 = kl(reference, score(mixed_plan, text))
+    token = kl(reference, score(build("kv-token", passes=kv_passes(keys="token")).path, text))
+    assert 0 < int8 < 0.05
+    assert 0 < token < 0.02
+    assert int4 > 5 * int8
+
+
+def test_skipped_layers_keep_their_dtype(mixed_plan):
+    with Plan.open(mixed_plan) as plan:
+        kv = plan.manifest.kv
+        assert [kv.dtype_of(layer) for layer in range(3)] == ["float32", "int4", "int4"]
+        assert [name for spec in plan if (name := spec.name).startswith("kv/")] == [
+            f"kv/{layer}/key_{part}" for layer in (1, 2) for part in ("scales", "minimums")
+        ]
+
+
+def test_other_scales_give_other_logits(channel_plan, tmp_path):
+    changed = with_tensors(
+        channel_plan, tmp_path / "changed.plan", lambda name, array: array * 30 if "key_scales" in name else array
+    )
+    assert not np.array_equal(score(channel_plan), score(changed))
+    same = with_tensors(channel_plan, tmp_path / "same.plan", lambda _name, array: array)
+    assert np.array_equal(score(channel_plan), score(same))
+
+
+def test_running_first_changes_nothing(channel_plan):
+    cold = score(channel_plan)
+    with Engine.load(channel_plan) as engine:
+        engine.warm_up()
+        engine.score(np.full(100, 7).tolist())
+        engine.generate([[5] * 40], SamplingParams(max_tokens=20, temperature=0))
+        assert np.array_equal(engine.score(TEXT.tolist()), cold)
+
+
+@pytest.mark.parametrize("plan_name", ["channel_plan", "mixed_plan"])
+def test_a_prefix_hit_equals_a_cold_run(plan_name, request):
+    prompt, params = TEXT.tolist(), SamplingParams(max_tokens=12, temperature=0, logprobs=5, ignore_eos=True)
+    config = EngineConfig(prefix_cache=True)
+    with Engine.load(request.getfixturevalue(plan_name), config) as engine:
+        (cold,), (hit,) = engine.generate([prompt], params), engine.generate([prompt], params)
+    assert hit.usage.cached_tokens >= 96 > cold.usage.cached_tokens
+    assert hit.token_ids == cold.token_ids
+    assert hit.logprobs == cold.logprobs
+
+
+def test_block_counts_for_a_byte_budget(fp32_plan, channel_plan, mixed_plan):
+    """Blocks of 16 slots, 3 layers of 2 heads of 16: keys and values, then 4 bytes a slot for each scale or minimum."""
+    bytes_of = {
+        "float32": 2 * 2 * 16 * 16 * 4,
+        "int8": 2 * (2 * 16 * 16 + 16 * 4),
+        "int4": 2 * (16 * 8 + 16 * 16 + 16 * 8),  # values are padded to 32 columns
+    }
+    budget = 1 << 20
+    for path, block in (
+        (fp32_plan, 3 * bytes_of["float32"]),
+        (channel_plan, 3 * bytes_of["int8"]),
+        (mixed_plan, bytes_of["float32"] + 2 * bytes_of["int4"]),
+    ):
+        with Plan.open(path) as plan, closing(load_executor(plan, kv_memory_bytes=budget, threads=1)) as executor:
+            assert executor.pool.bytes_per_block == block
+            assert executor.pool.num_blocks == budget // block
+
+
+def test_the_decision_is_taken_from_the_cache_of_builds(build):
+    first = build("kv-again", passes=kv_passes(keys="channel"), calibration=CALIBRATION, limits={"max_seq_len": 128})
+    second = build("kv-again", passes=kv_passes(keys="channel"), calibration=CALIBRATION, limits={"max_seq_len": 64})
+    assert second.manifest.passes[0].cached
+    assert second.manifest.kv == first.manifest.kv
+    with Plan.open(second.path) as plan:
+        assert "kv/0/key_scales" in plan
+
+
+@pytest.mark.parametrize(
+    ("target", "passes", "words"),
+    [
+        ({}, kv_passes(dtype="fp8"), "tensorrt"),
+        ({"backend": "onnxruntime"}, kv_passes(keys="token"), "use one of float32"),
+        ({"kv_dtype": "int8"}, kv_passes(keys="token"), "leave out one of the two"),
+        ({}, [{"kv_quant": {"keys": "token"}}, *kv_passes(keys="token")], r"passes\[0\] already"),
+    ],
+)
+def test_what_a_target_cannot_hold_is_a_fault_of_the_recipe(build, target, passes, words):
+    with pytest.raises(ConfigError, match=words):
+        build("kv-refused", passes=passes, target=target)
+
+
+def test_uncalibrated_scales_are_said_wherever_the_plan_is_looked_at(build, cli):
+    built = build("kv-uncalibrated", passes=kv_passes(keys="channel", allow_uncalibrated=True))
+    assert built.manifest.kv.is_uncalibrated
+    shown = " ".join(cli("inspect", built.path, env={"COLUMNS": "200"}).stdout.split())
+    assert "int8; keys per channel in all layers, uncalibrated" in shown
+    layers = cli("inspect", built.path, "--layers").stdout
+    assert "layers.0.kv" in layers
+    assert "keys per channel: uncalibrated" in layers
+
+
+def test_native_and_python_know_the_same_formats():
+    for dtype in ("float32", "bfloat16", "int8", "int4"):
+        assert _native.kv_block_bytes(layers=[(1, 8, dtype, "token")], block_size=1) > 0
