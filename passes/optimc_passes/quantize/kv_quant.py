@@ -7,8 +7,9 @@ token, and a scale they share with the others leaves those few steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -21,10 +22,15 @@ from optimc_passes.quantize.kv_ranges import KeyScales, KvCode, assumed_scales, 
 from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.weights import Dense, Weight, WeightStore
 
+if TYPE_CHECKING:
+    from optimc_passes.quantize.kv_quant_walk import SeenKeys
+
 CHANNELS_PAY = 0.9
 """Keys get scales of channels if the error is at most this share of that with scales of tokens: those of channels are
 fixed and saturate, so they must be worth it."""
 _BITS: dict[KvDtype, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "int4": 4}
+_CODED: Mapping[KvDtype, KvCode] = {"int8": "int8", "int4": "int4"}
+"""Dtypes whose keys can have scales of channels."""
 
 
 class KvQuantConfig(PassConfig):
@@ -50,11 +56,11 @@ class KvQuantConfig(PassConfig):
         return {**asked, "float_dtype": self.float_dtype} if self.skip_layers else asked
 
 
-class _Layer(NamedTuple):
-    """What became of one layer's cache."""
+class _Judged(NamedTuple):
+    """What one layer's keys get."""
 
-    choice: KvChoice
     scales: KeyScales | None
+    """None: no scales of channels."""
     error: float | None
     note: str | None
 
@@ -111,36 +117,40 @@ class KvQuant(Pass[KvQuantConfig]):
     def run(self, artifact: Artifact, context: PassContext) -> PassResult:
         """Decide layer by layer; calibration holds one decoder layer in memory at a time."""
         dtypes = self._dtypes(artifact)
-        num_kv_heads, head_dim = _head_shape(artifact)
+        shape = _head_shape(artifact)
+        resumed_at = tokens = None
         added: dict[str, Weight] = {}
-        choices, rows = [], []
-        for index, layer in enumerate(self._layers(artifact, dtypes, context)):
-            context.progress(index, len(dtypes), f"layer {index}")
-            choices.append(layer.choice)
-            for name, array in _stored(index, layer.scales):
-                added[name] = context.keep(name, Dense.of(array))
-            bits, channel = _BITS[layer.choice.dtype], layer.choice.keys == "channel"
-            rows.append(
-                LayerReport(
-                    layer=f"layers.{index}.kv",
-                    bits=bits if bits <= 8 else None,
-                    error=layer.error,
-                    bytes_before=bytes_per_token(num_kv_heads, head_dim, 32, channel_keys=False),
-                    bytes_after=bytes_per_token(num_kv_heads, head_dim, bits, channel_keys=channel),
-                    note=layer.note,
-                )
-            )
+        rows: tuple[LayerReport, ...]
+        if self.uses_calibration:
+            from optimc_passes.quantize.kv_quant_walk import walk_keys
+
+            assert artifact.calibration is not None
+            tokens = artifact.calibration.tokens_used
+
+            def finish(layer: int, seen: SeenKeys | None) -> tuple[dict[str, Weight], LayerReport]:
+                return _kept(layer, dtypes[layer], shape, _judge(seen))
+
+            ways: tuple[KvKeys, ...] = ("token", "channel") if self.config.keys == "auto" else ("channel",)
+            walked = walk_keys(artifact, dtypes, ways, finish, context)
+            added, rows, resumed_at = walked.weights, walked.rows, walked.resumed_at
+        else:
+            finished = [_kept(layer, dtype, shape, self._unseen(dtype, shape)) for layer, dtype in enumerate(dtypes)]
+            added = {name: context.keep(name, weight) for weights, _ in finished for name, weight in weights.items()}
+            rows = tuple(row for _, row in finished)
         context.progress(len(dtypes), len(dtypes), "")
-        tokens = artifact.calibration.tokens_used if self.uses_calibration and artifact.calibration else None
+        choices = tuple(
+            self._choice(dtype, tokens, is_channel=kv_weights.key_scales(layer) in added)
+            for layer, dtype in enumerate(dtypes)
+        )
         return PassResult(
             artifact.evolve(
-                weights=WeightStore({**artifact.weights, **added}),
-                choices=Choices(artifact.choices.schemes, tuple(choices)),
+                weights=WeightStore({**artifact.weights, **added}), choices=Choices(artifact.choices.schemes, choices)
             ),
             _metrics(choices, rows),
             self._decisions(artifact, choices),
-            layers=tuple(rows),
+            layers=rows,
             calibration_tokens=tokens,
+            resumed_at=resumed_at,
         )
 
     def ensures(self, before: Artifact, after: Artifact) -> list[str]:  # noqa: ARG002 - the outcome says it all
@@ -160,40 +170,18 @@ class KvQuant(Pass[KvQuantConfig]):
         )
         return [config.float_dtype if layer in config.skip_layers else dtype for layer, dtype in enumerate(asked)]
 
-    def _layers(self, artifact: Artifact, dtypes: Sequence[KvDtype], context: PassContext) -> Iterator[_Layer]:
-        if not self.uses_calibration:
-            for dtype in dtypes:
-                yield self._unseen(artifact, dtype)
-            return
-        from optimc_passes.quantize.kv_quant_walk import walk_keys
+    def _choice(self, dtype: KvDtype, tokens: int | None, *, is_channel: bool) -> KvChoice:
+        if not is_channel:
+            return KvChoice(dtype, "token", "dynamic", 0)
+        return KvChoice(dtype, "channel", "default" if tokens is None else "calibrated", tokens or 0)
 
-        calibration = artifact.calibration
-        assert calibration is not None
-        ways: tuple[KvKeys, ...] = ("token", "channel") if self.config.keys == "auto" else ("channel",)
-        config = artifact.checkpoint.config
-        walked = walk_keys(config, artifact.weights, calibration.tokens, dtypes, ways, context)
-        for dtype, seen in zip(dtypes, walked, strict=True):
-            if seen is None:
-                yield _floating(dtype)
-                continue
-            errors = seen.errors
-            channel = "token" not in errors or errors["channel"] <= CHANNELS_PAY * errors["token"]
-            note = ", ".join(f"{error:.2e} per {way}" for way, error in errors.items())
-            if channel:
-                choice = KvChoice(dtype, "channel", "calibrated", calibration.tokens_used)
-                yield _Layer(choice, seen.scales, errors["channel"], f"keys per channel: {note}")
-            else:
-                yield _Layer(KvChoice(dtype, "token", "dynamic", 0), None, errors["token"], f"keys per token: {note}")
-
-    def _unseen(self, artifact: Artifact, dtype: KvDtype) -> _Layer:
+    def _unseen(self, dtype: KvDtype, shape: tuple[int, int]) -> _Judged:
         """Return what a layer gets without calibration."""
-        if _BITS[dtype] > 8:
-            return _floating(dtype)
+        if dtype not in _CODED:
+            return _Judged(None, None, None)
         if self.config.keys == "channel":
-            coded: KvCode = "int4" if dtype == "int4" else "int8"
-            scales = assumed_scales(*_head_shape(artifact), coded)
-            return _Layer(KvChoice(dtype, "channel", "default", 0), scales, None, "keys per channel: uncalibrated")
-        return _Layer(KvChoice(dtype, "token", "dynamic", 0), None, None, "keys per token")
+            return _Judged(assumed_scales(*shape, _CODED[dtype]), None, "keys per channel: uncalibrated")
+        return _Judged(None, None, "keys per token")
 
     def _decisions(self, artifact: Artifact, choices: Sequence[KvChoice]) -> tuple[str, ...]:
         decisions = [
@@ -214,16 +202,32 @@ class KvQuant(Pass[KvQuantConfig]):
         return tuple(decisions)
 
 
-def _floating(dtype: KvDtype) -> _Layer:
-    return _Layer(KvChoice(dtype, "token", "dynamic", 0), None, None, None)
+def _judge(seen: SeenKeys | None) -> _Judged:
+    """Return scales of channels if they pay, or if there was no choice."""
+    if seen is None:
+        return _Judged(None, None, None)
+    errors = seen.errors
+    way: KvKeys = "channel" if errors["channel"] <= CHANNELS_PAY * errors.get("token", math.inf) else "token"
+    note = ", ".join(f"{error:.2e} per {name}" for name, error in errors.items())
+    return _Judged(seen.scales if way == "channel" else None, errors[way], f"keys per {way}: {note}")
 
 
-def _stored(layer: int, scales: KeyScales | None) -> Iterator[tuple[str, Any]]:
-    if scales is None:
-        return
-    yield kv_weights.key_scales(layer), scales.scales
-    if scales.minimums is not None:
-        yield kv_weights.key_minimums(layer), scales.minimums
+def _kept(layer: int, dtype: KvDtype, shape: tuple[int, int], judged: _Judged) -> tuple[dict[str, Weight], LayerReport]:
+    """Return a layer's weights by name and its row in the report; `shape` is Hkv, D."""
+    weights: dict[str, Weight] = {}
+    if judged.scales is not None:
+        weights[kv_weights.key_scales(layer)] = Dense.of(judged.scales.scales)
+        if judged.scales.minimums is not None:
+            weights[kv_weights.key_minimums(layer)] = Dense.of(judged.scales.minimums)
+    row = LayerReport(
+        layer=f"layers.{layer}.kv",
+        bits=_BITS[dtype] if _BITS[dtype] <= 8 else None,
+        error=judged.error,
+        bytes_before=bytes_per_token(*shape, 32, channel_keys=False),
+        bytes_after=bytes_per_token(*shape, _BITS[dtype], channel_keys=judged.scales is not None),
+        note=judged.note,
+    )
+    return weights, row
 
 
 def _metrics(choices: Sequence[KvChoice], rows: Sequence[LayerReport]) -> Metrics:

@@ -7,9 +7,10 @@ alone, which forgives some errors and blows up others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +18,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimc.errors import CalibrationError
-from optimc.plan import KvDtype, KvKeys
+from optimc.plan import KvDtype, KvKeys, LayerReport
+from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
+from optimc_passes.memory import return_free_memory
 from optimc_passes.quantize.kv_ranges import KeyRange, KeyScales, KvCode, round_by_channel, round_by_token
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
 from optimc_passes.walk.layered_model import LayeredModel, LoadedLayer
+from optimc_passes.walk.partial import Finished, PartialWork
+from optimc_passes.walk.walk import Walked
 from optimc_passes.weights import Weight
 
 SCORED_WINDOWS = 4
 """Windows on which the two ways are compared, half of all at most. They are compared with scales that the other windows
 give, so that keys beyond them cost what they will cost on text nobody has seen; the scales that are kept hold all."""
+_STREAM = "original"
+"""Of the walk's unfinished work: outputs of layers as the store has them."""
 
 
 @dataclass(frozen=True)
@@ -40,33 +47,69 @@ class SeenKeys:
     """Relative error of what attention adds, with keys and values rounded; only the ways that were asked for."""
 
 
+Finish = Callable[[int, SeenKeys | None], tuple[dict[str, Weight], LayerReport]]
+"""Called with a layer and what was seen of it, None where its dtype has no scales; returns what is kept of it."""
+
+
 def walk_keys(
-    config: Any,
-    weights: Mapping[str, Weight],
-    rows: Sequence[NDArray[np.int32]],
-    dtypes: Sequence[KvDtype],
-    ways: Sequence[KvKeys],
-    context: PassContext,
-) -> Iterator[SeenKeys | None]:
-    """Yield what was seen of each layer in turn; None for layers whose dtype has no scales.
+    artifact: Artifact, dtypes: Sequence[KvDtype], ways: Sequence[KvKeys], finish: Finish, context: PassContext
+) -> Walked:
+    """Look at each layer in turn and keep what `finish` makes of it.
 
     The model runs on the weights as they are in the store and on exact keys and values, so that no layer's choice
-    depends on another's. Raises CalibrationError naming the layer whose keys are not finite.
+    depends on another's. A walk that finds what an earlier one left in `context.partial` goes on behind it. Raises
+    CalibrationError naming the layer whose keys are not finite.
     """
-    model = LayeredModel(config)
-    budget = Budget.of_process(context.max_host_bytes)
-    stream = Activations([len(row) for row in rows], model.hidden_size, budget=budget, folder=context.scratch)
-    model.embed(weights, rows, stream)
-    for layer, dtype in enumerate(dtypes):
-        with model.loaded(layer, weights) as loaded:
-            coded: KvCode | None = dtype if dtype == "int8" or dtype == "int4" else None
-            yield _look(model, loaded, stream, coded, ways)
+    assert artifact.calibration is not None, "the base class refuses passes that lack it"
+    rows = artifact.calibration.tokens
+    lengths = [len(row) for row in rows]
+    model = LayeredModel(artifact.checkpoint.config)
+    budget = Budget.of_process(context.max_host_bytes, needed=_layer_bytes(model))
+    with ExitStack() as stack:
+        partial = stack.enter_context(PartialWork(context.partial)) if context.partial is not None else None
+        resumed = partial.load() if partial is not None else None
+        folder, hidden = context.scratch, model.hidden_size
+        if resumed is None:
+            stream = Activations(lengths, hidden, budget=budget, folder=folder)
+            model.embed(artifact.weights, rows, stream)
+        else:
+            stream = Activations.load(resumed.streams[_STREAM], lengths, hidden, budget=budget, folder=folder)
+        weights: dict[str, Weight] = {}
+        reports: list[LayerReport] = []
+
+        def keep(finished: Finished) -> Finished:
+            kept = {name: context.keep(name, weight) for name, weight in finished.weights.items()}
+            weights.update(kept)
+            reports.extend(finished.rows)
+            return Finished(kept, finished.rows)
+
+        if resumed is not None:
+            keep(Finished(resumed.weights, resumed.rows))
+        start = 0 if resumed is None else resumed.done
+        for layer in range(start, len(dtypes)):
+            context.progress(layer, len(dtypes), f"layer {layer}")
+            began = time.perf_counter()
+            with model.loaded(layer, artifact.weights) as loaded:
+                added, report = finish(layer, _look(model, loaded, stream, dtypes[layer], ways))
+            timed = report.model_copy(update={"seconds": time.perf_counter() - began})
+            finished = keep(Finished(added, (timed,)))
+            if partial is not None:
+                partial.save(layer + 1, finished, {_STREAM: stream})
+            return_free_memory()
+    return Walked(weights, tuple(reports), start or None)
+
+
+def _layer_bytes(model: LayeredModel) -> int:
+    """Return the size of the largest decoder layer in float32."""
+    layers = (model.layer_parameters(layer).values() for layer in range(model.num_layers))
+    return max(sum(4 * int(np.prod(shape)) for shape in shapes) for shapes in layers)
 
 
 def _look(
-    model: LayeredModel, loaded: LoadedLayer, stream: Activations, dtype: KvCode | None, ways: Sequence[KvKeys]
+    model: LayeredModel, loaded: LoadedLayer, stream: Activations, held: KvDtype, ways: Sequence[KvKeys]
 ) -> SeenKeys | None:
-    """Move `stream` past the layer; return what was seen of its keys, if its dtype has scales."""
+    """Move `stream` past the layer; return what was seen of its keys, if what it holds has scales."""
+    dtype: KvCode | None = held if held == "int8" or held == "int4" else None
     windows = range(len(stream.lengths))
     # A single window is compared with its own scales: there are no others.
     num_scored = min(SCORED_WINDOWS, len(windows) // 2)

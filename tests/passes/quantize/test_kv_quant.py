@@ -203,6 +203,26 @@ def test_keys_that_are_not_finite_name_their_layer(artifact_of):
         kv_quant(artifact_of(make_model(), spoil), keys="channel")
 
 
+def test_a_walk_that_was_cut_short_goes_on_and_ends_with_the_same(artifact_of, tmp_path):
+    artifact = artifact_of(make_model())
+    whole = kv_quant(artifact, keys="channel")
+
+    def die(done, _total, _label):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    context = PassContext(progress=die, partial=tmp_path / "partial")
+    with pytest.raises(KeyboardInterrupt):
+        KvQuant(KvQuantConfig(keys="channel"))(artifact, context)
+    again = KvQuant(KvQuantConfig(keys="channel"))(artifact, PassContext(partial=tmp_path / "partial"))
+    assert again.report.resumed_at == 2
+    assert again.artifact.choices == whole.artifact.choices
+    for name in whole.artifact.weights:
+        if name.startswith("kv_cache."):
+            np.testing.assert_array_equal(again.artifact.weights[name].read(), whole.artifact.weights[name].read())
+    assert [row.error for row in again.report.layers] == [row.error for row in whole.report.layers]
+
+
 def test_nothing_but_the_keys_scales_is_added_and_memory_may_be_short(artifact_of):
     artifact = artifact_of(make_model())
     roomy = kv_quant(artifact, keys="channel").artifact
