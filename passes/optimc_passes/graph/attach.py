@@ -7,8 +7,8 @@ linear layer is MatMul(x, Transpose(parameter)). After attaching
   other consumers (a tied embedding) its bytes stay as they are and the Transpose stays in the graph;
 - a quantized linear weight is DequantizeLinear(codes [C, N], scales [g, N], zeros [g, N]) -> MatMul, blocked along C;
   a permuted one gathers the activation's features into the codes' order first; one with a static activation scale
-  reads its activations through QuantizeLinear -> DequantizeLinear, one pair for all weights that read the same value
-  with the same scale, so that these still have one input and can be joined;
+  reads its activations through Clip -> QuantizeLinear -> DequantizeLinear, once for all weights that read the same
+  value with the same scale, so that these still have one input and can be joined;
 - a quantized weight that something else reads (an embedding lookup) is dequantized, in its source layout.
 
 Letters: C input features, N output features, g groups along C.

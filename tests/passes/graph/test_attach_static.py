@@ -71,7 +71,7 @@ def test_the_graph_computes_the_rounding_it_says(tiny_decoder, quantized):
         unround = next(iter(node.outputs[0].uses()))[0]
         number = node.inputs[1]
         limits = []
-        for name, value in (("low", -128.0), ("high", 127.0)):
+        for name, value in (("low", -127.0), ("high", 127.0)):
             tensor = ir.tensor(np.array(value, np.float32), name=f"{node.name}.{name}")
             limit = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
             written_out.graph.register_initializer(limit)

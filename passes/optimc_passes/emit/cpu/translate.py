@@ -26,7 +26,7 @@ from optimc_passes.emit.cpu.translate_attention import attention, rotary_embeddi
 from optimc_passes.emit.cpu.translate_fused import FUSED
 from optimc_passes.emit.cpu.translate_products import gather, matmul
 from optimc_passes.emit.cpu.translate_rowwise import elementwise, norm
-from optimc_passes.emit.cpu.translate_static import round_rows, scale_codes
+from optimc_passes.emit.cpu.translate_static import clips_like_kernels, round_rows, scale_codes
 from optimc_passes.emit.cpu.values import LogitsRows, Positions, QuantizedMatrix, Rows, TokenIds, Value, show
 
 Given = Sequence[Value | None]
@@ -88,6 +88,9 @@ def _translate_node(emitter: Emitter, node: ir.Node, given: Given, opset: int) -
         return FUSED[node.op_type](emitter, node, given)
     if node.domain:
         raise NoKernelError("it is no operator of the dialect")
+    if node.op_type == "Clip" and clips_like_kernels(node, given):
+        assert isinstance(given[0], Rows)
+        return given[0]
     if node.op_type == "QuantizeLinear":
         return round_rows(given)
     if node.op_type == "DequantizeLinear" and isinstance(given[0], Rows):
