@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimc.build.calibration import load_calibration
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
 from optimc.build.outline import check_model
+from optimc.build.quality_windows import quality_windows
 from optimc.errors import ConfigError, Fault, UnknownNameError
 from optimc.plan import PassReport
 from optimc.progress import Progress, no_progress
@@ -78,7 +79,7 @@ def export_recipe(
         raise UnknownNameError("format", format_name, FORMATS)
     _check_output(output)
     # The file that comes last stands for the folder in the checks of where a build writes.
-    inputs = read_inputs(recipe_path, _with_output(options, output / "config.json"))
+    inputs = read_inputs(recipe_path, replace(options, output=output / "config.json"))
     from optimc_passes.load import load_checkpoint
 
     def check_config(config: Any) -> None:
@@ -94,8 +95,14 @@ def export_recipe(
     )
     passes = [pass_ for pass_ in inputs.passes if pass_.stage == "weights" and pass_.name != _KV_PASS]
     _refuse_early(passes, checkpoint, format_)
-    artifact, reports = _run(inputs, passes, checkpoint, options, progress)
-    written = _write(inputs, artifact, format_, output, progress)
+    if options.fresh:
+        from optimc_passes.cache_entry import scratch_folder
+
+        # What a pass finished lies in the cache, not in memory, so the folder is written while the cache is there.
+        with scratch_folder(options.cache) as cache:
+            reports, written = _run_and_write(inputs, passes, checkpoint, format_, output, options, cache, progress)
+    else:
+        reports, written = _run_and_write(inputs, passes, checkpoint, format_, output, options, options.cache, progress)
     notes = (*_left_out(inputs), *written.notes)
     return ExportResult(
         written.folder,
@@ -107,12 +114,6 @@ def export_recipe(
         reports,
         notes,
     )
-
-
-def _with_output(options: BuildOptions, output: Path) -> BuildOptions:
-    from dataclasses import replace
-
-    return replace(options, output=output)
 
 
 def _check_output(output: Path) -> None:
@@ -160,34 +161,46 @@ def _planned(config: Any, artifact: Artifact) -> list[LayerFacts]:
     ]
 
 
-def _run(
-    inputs: BuildInputs, passes: list[Pass[Any]], checkpoint: Checkpoint, options: BuildOptions, progress: Progress
-) -> tuple[Artifact, tuple[PassReport, ...]]:
+def _run_and_write(
+    inputs: BuildInputs,
+    passes: list[Pass[Any]],
+    checkpoint: Checkpoint,
+    format_name: FormatName,
+    output: Path,
+    options: BuildOptions,
+    cache: Path,
+    progress: Progress,
+) -> tuple[tuple[PassReport, ...], Written]:
     from optimc_passes.artifact import Artifact
     from optimc_passes.cache import ArtifactCache
-    from optimc_passes.pipeline import PipelineOptions, run_weight_stage
-
-    artifact = Artifact.start(checkpoint, load_calibration(inputs, checkpoint))
-    pipeline = PipelineOptions(
-        cache=ArtifactCache(options.cache), on_progress=lambda step, done, total, _label: progress(done, total, step)
-    )
-    return run_weight_stage(passes, artifact, pipeline)
-
-
-def _write(
-    inputs: BuildInputs, artifact: Artifact, format_name: FormatName, output: Path, progress: Progress
-) -> Written:
     from optimc_passes.formats.write import write_checkpoint
+    from optimc_passes.pipeline import PipelineOptions
+    from optimc_passes.weight_stage import run_weight_stage
 
+    windows, unmeasured = quality_windows(inputs, checkpoint, check_model(inputs, checkpoint.config))
+    artifact, reports = run_weight_stage(
+        passes,
+        Artifact.start(checkpoint, load_calibration(inputs, checkpoint)),
+        PipelineOptions(
+            cache=ArtifactCache(cache),
+            verify="off",
+            on_progress=lambda step, done, total, _label: progress(done, total, step),
+            resumable=not options.fresh,
+            max_host_bytes=options.max_host_bytes,
+            quality_windows=windows,
+            unmeasured=unmeasured,
+        ),
+    )
     target = inputs.recipe.target
-    return write_checkpoint(
-        artifact.checkpoint,
+    written = write_checkpoint(
+        checkpoint,
         artifact.weights,
         format_name,
         output,
         per_token_activations=target.activation_scales == "row" and target.int8_activations is not False,
         progress=lambda done, total, _label: progress(done, total, "write checkpoint (MiB)"),
     )
+    return reports, written
 
 
 def _left_out(inputs: BuildInputs) -> list[str]:

@@ -22,6 +22,8 @@ def export(
         Path, typer.Option("-o", "--output", help="Folder to write; must not exist yet.", show_default=False)
     ],
     overrides: options.Set = None,
+    fresh: options.Fresh = False,
+    max_host_bytes: options.MaxHostBytes = None,
     cache_dir: options.CacheDir = None,
     as_json: options.Json = False,
 ) -> None:
@@ -30,8 +32,14 @@ def export(
     from rich.table import Table
 
     from optimc.build import BuildOptions, export_recipe
+    from optimc.cli.pass_listing import quality_line
 
-    build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir)
+    build_options = BuildOptions(
+        overrides=tuple(overrides or ()),
+        cache_dir=cache_dir,
+        fresh=fresh,
+        max_host_bytes=options.bytes_option(max_host_bytes, "--max-host-bytes"),
+    )
     with progress_bar() as progress:
         result = export_recipe(recipe, format_name, output, build_options, progress=progress)
     if as_json:
@@ -43,8 +51,11 @@ def export(
         seconds = "cached" if report.cached else f"{report.seconds:.1f}"
         table.add_row(report.name, seconds, ", ".join(format_metrics(report.metrics)))
     console.print(table)
+    for report in result.reports:
+        if report.quality is not None:
+            console.print(f"{report.name}: {quality_line(report.quality)}", soft_wrap=True)
     for note in result.notes:
-        console.print(f"note: {note}", highlight=False)
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
     console.print(
         f"{result.num_layers} layers as {result.format}, {format_bytes(result.linear_bytes)} of "
         f"{format_bytes(result.size_bytes)}, in {result.seconds:.1f} s"

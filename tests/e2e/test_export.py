@@ -92,7 +92,7 @@ def test_the_public_package_reads_the_folder(exported):
 
 
 def test_transformers_loads_the_folder_through_the_public_package(make_recipe, cache_dir, tmp_path):
-    """Symmetric: where zero points are packed, transformers 5.24 expects them in another shape than the package packs."""
+    """Symmetric: of packed zero points transformers 5.24 expects another shape than the package itself packs."""
     from transformers import AutoModelForCausalLM
 
     rtn = {"rtn": {"bits": 4, "group_size": 32, "symmetric": True}}
@@ -185,3 +185,21 @@ def test_act_order_of_q_k_and_v_survives_fusion(tiny_folder, make_recipe, cache_
     expected = TransformersReference(load_checkpoint(folder, cache_dir=cache_dir)).logits(TOKENS)
     for name, actual in logits.items():
         assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max(), name
+
+
+def test_a_fresh_export_leaves_nothing_in_the_cache_and_the_same_bytes(make_recipe, cache_dir, tmp_path):
+    recipe = make_recipe(tmp_path / "recipe.yaml", passes=[RTN])
+    kept = export_recipe(recipe, "gptq", tmp_path / "kept", BuildOptions(cache_dir=cache_dir))
+    options = BuildOptions(cache_dir=tmp_path / "cache", fresh=True)
+    fresh = export_recipe(recipe, "gptq", tmp_path / "fresh", options)
+    assert not list((tmp_path / "cache").glob("weights/*"))
+    for path in sorted(kept.folder.iterdir()):
+        assert path.read_bytes() == (fresh.folder / path.name).read_bytes(), path.name
+
+
+def test_memory_that_is_not_enough_is_refused_up_front(make_recipe, tmp_path):
+    recipe = make_recipe(tmp_path / "recipe.yaml", passes=[RTN])
+    options = BuildOptions(cache_dir=tmp_path / "cache", max_host_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="max-host-bytes"):
+        export_recipe(recipe, "gptq", tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()

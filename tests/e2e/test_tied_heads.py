@@ -55,7 +55,7 @@ def expected_logits(tensors: dict[str, np.ndarray], facts: dict[str, Any]) -> np
         return model(torch.tensor([TOKENS])).logits[0].numpy()
 
 
-def engine_logits(folder: Path, tmp_path: Path, **recipe: Any) -> np.ndarray:
+def engine_logits(folder: Path, tmp_path: Path, cache_dir: Path, **recipe: Any) -> np.ndarray:
     import yaml
 
     text = {
@@ -67,7 +67,7 @@ def engine_logits(folder: Path, tmp_path: Path, **recipe: Any) -> np.ndarray:
     }
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(text | recipe))
-    plan = build_recipe(path, BuildOptions(output=tmp_path / "tied.plan", cache_dir=tmp_path / "cache")).path
+    plan = build_recipe(path, BuildOptions(output=tmp_path / "tied.plan", cache_dir=cache_dir)).path
     return score(plan)
 
 
@@ -88,26 +88,26 @@ def quantized(weight: np.ndarray, bits: int = 4, group: int = 32) -> Quantized:
     return Quantized(Dense.of(codes), Dense.of(scales), Dense.of(zeros), bits, group)
 
 
-def test_a_tied_without_a_head_tensor(weights, facts, tmp_path):
+def test_a_tied_without_a_head_tensor(weights, facts, cache_dir, tmp_path):
     tensors = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
     stored = {name: array for name, array in tensors.items() if name != "lm_head.weight"}
     folder = write(tmp_path / "model", stored, facts | {"tie_word_embeddings": True})
-    assert_close(engine_logits(folder, tmp_path), expected_logits(tensors, facts))
+    assert_close(engine_logits(folder, tmp_path, cache_dir), expected_logits(tensors, facts))
 
 
-def test_b_a_flag_that_says_tied_over_a_head_of_its_own(weights, facts, tmp_path):
+def test_b_a_flag_that_says_tied_over_a_head_of_its_own(weights, facts, cache_dir, tmp_path):
     folder = write(tmp_path / "model", weights, facts | {"tie_word_embeddings": True})
-    assert_close(engine_logits(folder, tmp_path), expected_logits(weights, facts))
+    assert_close(engine_logits(folder, tmp_path, cache_dir), expected_logits(weights, facts))
 
 
-def test_c_untied(weights, facts, tmp_path):
+def test_c_untied(weights, facts, cache_dir, tmp_path):
     folder = write(tmp_path / "model", weights, facts)
-    assert_close(engine_logits(folder, tmp_path), expected_logits(weights, facts))
+    assert_close(engine_logits(folder, tmp_path, cache_dir), expected_logits(weights, facts))
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
-def test_d_a_quantized_head(weights, facts, tmp_path, method, tied):
+def test_d_a_quantized_head(weights, facts, cache_dir, tmp_path, method, tied):
     """The packed head is read whatever the flag says, and the embedding beside it stays what it is."""
     stored, plain = dict(weights), dict(weights)
     for name in weights:
@@ -136,17 +136,17 @@ def test_d_a_quantized_head(weights, facts, tmp_path, method, tied):
     assert not checkpoint.config.tie_word_embeddings
     embedding = checkpoint.weights["model.embed_tokens.weight"].read()
     assert np.array_equal(embedding, weights["model.embed_tokens.weight"])
-    assert_close(engine_logits(folder, tmp_path), expected_logits(plain, facts))
+    assert_close(engine_logits(folder, tmp_path, cache_dir), expected_logits(plain, facts))
 
 
-def test_e_tied_and_the_recipe_quantizes_the_head(weights, facts, tmp_path):
+def test_e_tied_and_the_recipe_quantizes_the_head(weights, facts, cache_dir, tmp_path):
     embedding = weights["model.embed_tokens.weight"]
     stored = {name: array for name, array in weights.items() if name != "lm_head.weight"}
     folder = write(tmp_path / "model", stored, facts | {"tie_word_embeddings": True})
     codes, scales, _ = quantize_affine(embedding, 8, 32, symmetric=True)
     head = Quantized(Dense.of(codes), Dense.of(scales), None, 8, 32).dequantize()
     rtn = {"rtn": {"bits": 8, "group_size": 32, "symmetric": True, "only": ["lm_head"], "ignore": []}}
-    actual = engine_logits(folder, tmp_path, passes=[rtn, "fuse"])
+    actual = engine_logits(folder, tmp_path, cache_dir, passes=[rtn, "fuse"])
     assert_close(actual, expected_logits(weights | {"lm_head.weight": head}, facts))
     from optimc.plan import Plan
 
@@ -155,7 +155,7 @@ def test_e_tied_and_the_recipe_quantizes_the_head(weights, facts, tmp_path):
         assert np.array_equal(np.asarray(rows).reshape(embedding.shape), embedding)
 
 
-def test_a_stray_tensor_and_a_missing_one_fail_by_name(weights, facts, tmp_path):
+def test_a_stray_tensor_and_a_missing_one_fail_by_name(weights, facts, cache_dir, tmp_path):
     stray = write(tmp_path / "stray", weights | {"model.layers.0.mlp.extra.weight": np.ones((2, 2), np.float32)}, facts)
     with pytest.raises(CheckpointError, match=r"no place in the model: model.layers.0.mlp.extra.weight"):
         load_checkpoint(stray, cache_dir=tmp_path / "cache")
