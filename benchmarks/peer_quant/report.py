@@ -67,13 +67,12 @@ def _rows(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _served(served: Mapping[str, Any]) -> Iterator[str]:
-    yield "| plan | window | KL | perplexity | top-1 |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
+    yield "| plan | window | KL | perplexity | top-1 | tokens |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for name, facts in served.items():
         for length, figures in facts["lengths"].items():
-            top1 = f"{figures['top1']:.1%}" if "top1" in figures else "–"
-            perplexity = f"{figures['perplexity']:.3f}" if "perplexity" in figures else "–"
-            yield f"| {name} | {length} | {figures['kl']:.5f} | {perplexity} | {top1} |"
+            cells = [f"{figures['kl']:.5f}", f"{figures['perplexity']:.3f}", f"{figures['top1']:.1%}"]
+            yield f"| {name} | {length} | " + " | ".join(cells) + f" | {figures['tokens']:,} |"
 
 
 def _large(large: Mapping[str, Any]) -> Iterator[str]:

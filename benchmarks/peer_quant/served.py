@@ -56,5 +56,10 @@ def measure_served(name: str, materials: Materials) -> dict[str, Any]:
 
 
 def _figures(text: str) -> dict[str, Any]:
-    facts = json.loads(text[text.index("{") :])
-    return {key: facts[key] for key in ("kl", "perplexity", "top1", "windows") if key in facts}
+    facts = json.loads(text[text.index("{\n") :])
+    return {
+        "kl": facts["kl_mean"],
+        "perplexity": facts["perplexity"],
+        "top1": facts["top1_agreement"],
+        "tokens": facts["tokens"],
+    }

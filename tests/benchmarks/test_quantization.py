@@ -8,6 +8,7 @@ from peer_quant.materials import dither
 from peer_quant.process import CommandError, run_measured
 from peer_quant.report import report
 from peer_quant.rows import ROWS
+from peer_quant.served import _figures
 from peer_quant.targets import judge
 
 from optimc.measure.divergence import WindowScore, score_window
@@ -94,6 +95,25 @@ def test_the_better_peer_counts_at_every_setting_both_have():
     assert found["KL over the better peer's: GPTQ, 4 bits asymmetric, group 64, smollm2, docs text"] == "missed"
     assert found["GPTQ's wall time over GPTQModel's"] == "reached"
     assert not [target for target in found if "group 128" in target]
+
+
+def test_the_served_and_the_large_have_tables_of_their_own():
+    found = data(gptq=made(0.1))
+    figures = {"kl": 0.0011, "perplexity": 15.1, "top1": 0.99, "tokens": 8176}
+    found["served"] = {"kv-int8": {"lengths": {"512": figures}}, "fp32": {"lengths": {"512": figures | {"kl": 0.0001}}}}
+    sizes = {"checkpoint_bytes": 2e9, "peak_bytes": 3e9, "pass_peak_bytes": 1e9, "seconds": 60.0}
+    found["large"] = {"rtn-4": sizes, "rtn-8": sizes | {"peak_bytes": 3.6e9}}
+    text = report(found)
+    assert "| kv-int8 | 512 | 0.00110 | 15.100 | 99.0% | 8,176 |" in text
+    assert "| rtn-8 layers | 2.00 | 3.60 | 1.00 | 60 |" in text
+    outcomes = verdicts(found)
+    assert outcomes["KL that int8 KV adds to float32 weights"] == "reached"
+    assert outcomes["7B shape, rtn: peak memory of 8 layers over 4"] == "missed"
+
+
+def test_the_figures_of_an_evaluation_are_found_behind_its_progress():
+    text = 'eval: done\n{\n  "perplexity": 15.1,\n  "kl_mean": 0.5,\n  "top1_agreement": 0.9,\n  "tokens": 3\n}\n'
+    assert _figures(text) == {"kl": 0.5, "perplexity": 15.1, "top1": 0.9, "tokens": 3}
 
 
 def test_the_report_names_every_row_and_what_was_not_measured():
