@@ -21,8 +21,8 @@ LENGTHS = (16, 128, 500)
 WINDOWS = 4
 BIASED = (3, 22)
 """A channel of each head."""
-CALIBRATION = {"samples": 32, "seq_len": 512}
-"""As long as what is served: RoPE turns a biased pair on and on, and what later positions make of it must be seen."""
+CALIBRATION = {"samples": 64, "seq_len": 256}
+"""Shorter than what is served: RoPE turns a biased pair on and on, and scales must hold what becomes of it."""
 LIMITS = {"max_seq_len": 512, "max_step_tokens": 64, "max_seqs": 2, "kv_memory": "4MiB"}
 
 

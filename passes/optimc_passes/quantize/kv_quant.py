@@ -25,6 +25,8 @@ from optimc_passes.weights import Dense, Weight, WeightStore
 if TYPE_CHECKING:
     from optimc_passes.quantize.kv_quant_walk import SeenKeys
 
+MOST_POSITIONS = 8192
+"""Positions that scales of channels suit unless the recipe says how many."""
 CHANNELS_PAY = 0.9
 """Keys get scales of channels if the error is at most this share of that with scales of tokens: those of channels are
 fixed and saturate, so they must be worth it."""
@@ -40,8 +42,12 @@ class KvQuantConfig(PassConfig):
     """`auto` takes each layer's dtype from an `auto_bits` pass before this one. `fp8` is for targets that have it."""
     keys: Literal["auto", "token", "channel"] = "auto"
     """Whose scale a key is rounded with: its `token`'s, computed as it is written, or its `channel`'s, measured on
-    calibration text after RoPE and fixed, so that keys beyond what was seen saturate: calibrate on windows as long as
-    the sequences that will be served. `auto` measures which is better, layer by layer."""
+    calibration text after RoPE and fixed, so that keys beyond what was seen saturate. `auto` measures which is better,
+    layer by layer."""
+    positions: int | None = Field(default=None, gt=0)
+    """Length of the longest sequence that scales of channels must suit: RoPE goes on turning pairs of channels beyond
+    the calibration windows, and what it makes of the keys there is computed. None: the model's own limit, 8192 at
+    most."""
     skip_layers: tuple[int, ...] = Field(default=(), strict=False)
     """Layers, counted from 0, whose cache stays at `float_dtype`."""
     float_dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -131,7 +137,7 @@ class KvQuant(Pass[KvQuantConfig]):
                 return _kept(layer, dtypes[layer], shape, _judge(seen))
 
             ways: tuple[KvKeys, ...] = ("token", "channel") if self.config.keys == "auto" else ("channel",)
-            walked = walk_keys(artifact, dtypes, ways, finish, context)
+            walked = walk_keys(artifact, dtypes, ways, self._positions(artifact), finish, context)
             added, rows, resumed_at = walked.weights, walked.rows, walked.resumed_at
         else:
             finished = [_kept(layer, dtype, shape, self._unseen(dtype, shape)) for layer, dtype in enumerate(dtypes)]
@@ -170,6 +176,11 @@ class KvQuant(Pass[KvQuantConfig]):
         )
         return [config.float_dtype if layer in config.skip_layers else dtype for layer, dtype in enumerate(asked)]
 
+    def _positions(self, artifact: Artifact) -> int:
+        text = artifact.checkpoint.config.get_text_config(decoder=True)
+        model = int(getattr(text, "max_position_embeddings", None) or MOST_POSITIONS)
+        return min(model, MOST_POSITIONS) if self.config.positions is None else self.config.positions
+
     def _choice(self, dtype: KvDtype, tokens: int | None, *, is_channel: bool) -> KvChoice:
         if not is_channel:
             return KvChoice(dtype, "token", "dynamic", 0)
@@ -194,11 +205,7 @@ class KvQuant(Pass[KvQuantConfig]):
         elif self.config.keys == "auto" and not self.uses_calibration:
             decisions.append("keys have scales of tokens: nothing was measured")
         if artifact.calibration is not None and any(choice.provenance == "calibrated" for choice in choices):
-            longest = max(len(row) for row in artifact.calibration.tokens)
-            decisions.append(
-                f"scales of channels hold keys of positions below {longest}, as long as calibration windows are: RoPE "
-                "may turn larger numbers into a channel later, which saturate; make calibration.seq_len what is served"
-            )
+            decisions.append(f"scales of channels suit the first {self._positions(artifact)} positions of a sequence")
         return tuple(decisions)
 
 

@@ -22,7 +22,14 @@ from optimc.plan import KvDtype, KvKeys, LayerReport
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
 from optimc_passes.memory import return_free_memory
-from optimc_passes.quantize.kv_ranges import KeyRange, KeyScales, KvCode, round_by_channel, round_by_token
+from optimc_passes.quantize.kv_ranges import (
+    KeyRange,
+    KeyScales,
+    KvCode,
+    Turning,
+    round_by_channel,
+    round_by_token,
+)
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
 from optimc_passes.walk.layered_model import LayeredModel, LoadedLayer
@@ -52,9 +59,14 @@ Finish = Callable[[int, SeenKeys | None], tuple[dict[str, Weight], LayerReport]]
 
 
 def walk_keys(
-    artifact: Artifact, dtypes: Sequence[KvDtype], ways: Sequence[KvKeys], finish: Finish, context: PassContext
+    artifact: Artifact,
+    dtypes: Sequence[KvDtype],
+    ways: Sequence[KvKeys],
+    positions: int,
+    finish: Finish,
+    context: PassContext,
 ) -> Walked:
-    """Look at each layer in turn and keep what `finish` makes of it.
+    """Look at each layer in turn and keep what `finish` makes of it; scales hold keys of the first `positions`.
 
     The model runs on the weights as they are in the store and on exact keys and values, so that no layer's choice
     depends on another's. A walk that finds what an earlier one left in `context.partial` goes on behind it. Raises
@@ -90,7 +102,8 @@ def walk_keys(
             context.progress(layer, len(dtypes), f"layer {layer}")
             began = time.perf_counter()
             with model.loaded(layer, artifact.weights) as loaded:
-                added, report = finish(layer, _look(model, loaded, stream, dtypes[layer], ways))
+                turning = _turning(model, layer, max(lengths), positions)
+                added, report = finish(layer, _look(model, loaded, stream, dtypes[layer], ways, turning))
             timed = report.model_copy(update={"seconds": time.perf_counter() - began})
             finished = keep(Finished(added, (timed,)))
             if partial is not None:
@@ -105,8 +118,24 @@ def _layer_bytes(model: LayeredModel) -> int:
     return max(sum(4 * int(np.prod(shape)) for shape in shapes) for shapes in layers)
 
 
+def _turning(model: LayeredModel, layer: int, seen: int, served: int) -> Turning | None:
+    """Return how a layer's RoPE goes on beyond windows of `seen` positions, from the factors the model hands it."""
+    factors = model.layer_arguments(layer, seen).get("position_embeddings")
+    if factors is None or seen < 2 or served <= seen:
+        return None
+    cosine, sine = (factor[0, :2].double().numpy() for factor in factors)
+    pairs = cosine.shape[1] // 2
+    angle = np.arctan2(sine, cosine)[:, :pairs]
+    return Turning(angle[1] - angle[0], seen, served)
+
+
 def _look(
-    model: LayeredModel, loaded: LoadedLayer, stream: Activations, held: KvDtype, ways: Sequence[KvKeys]
+    model: LayeredModel,
+    loaded: LoadedLayer,
+    stream: Activations,
+    held: KvDtype,
+    ways: Sequence[KvKeys],
+    turning: Turning | None,
 ) -> SeenKeys | None:
     """Move `stream` past the layer; return what was seen of its keys, if what it holds has scales."""
     dtype: KvCode | None = held if held == "int8" or held == "int4" else None
@@ -114,7 +143,7 @@ def _look(
     # A single window is compared with its own scales: there are no others.
     num_scored = min(SCORED_WINDOWS, len(windows) // 2)
     scored = [stream.window(index).copy() for index in windows[: max(num_scored, 1)]] if dtype is not None else []
-    others, seen = KeyRange(), KeyRange()
+    others, seen = KeyRange(turning), KeyRange(turning)
     ranges: list[KeyRange] = []
 
     def collect(_layer: int, _query: Tensor, keys: Tensor, _values: Tensor) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 KvCode = Literal["int8", "int4"]
+_CODES: dict[KvCode, tuple[int, int]] = {"int8": (-127, 127), "int4": (0, 15)}
+"""Smallest and largest code."""
 
 DEFAULT_LARGEST_KEY = 16.0
 """Largest magnitude of a key that is assumed where nothing was measured."""
@@ -32,10 +34,36 @@ class KeyScales(NamedTuple):
     """[Hkv, D] for int4; None for int8, whose codes are signed."""
 
 
-class KeyRange:
-    """Smallest and largest key of each channel so far."""
+class Turning(NamedTuple):
+    """How far RoPE will turn pairs of channels beyond the positions that are looked at.
 
-    def __init__(self) -> None:
+    Attention depends on differences of positions alone, so a key further on is one that was seen, turned: no longer
+    text is needed to know its range.
+    """
+
+    radians: NDArray[np.float64]
+    """[pairs], from one position to the next; pair i is channels i and i + pairs."""
+    seen: int
+    """Positions of a window."""
+    served: int
+    """Positions that the scales are to hold."""
+
+    def angles(self) -> NDArray[np.float64]:
+        """Return [steps, pairs]: what pairs are turned by further on; 0 for those that turned once around already."""
+        slow = np.abs(self.radians) * self.seen < 2 * np.pi
+        most = np.clip(self.radians * max(self.served - self.seen, 0), -2 * np.pi, 2 * np.pi)
+        return np.linspace(0, 1, _TURNS)[1:, None] * np.where(slow, most, 0)
+
+
+_TURNS = 33
+"""Angles tried per pair, 0 and at most a full turn among them: the range between two is missed by under 1 %."""
+
+
+class KeyRange:
+    """Smallest and largest key of each channel so far, and further on if it is told how keys turn."""
+
+    def __init__(self, turning: Turning | None = None) -> None:
+        self._angles = None if turning is None else turning.angles()
         self._low: NDArray[np.float32] | None = None
         self._high: NDArray[np.float32] | None = None
 
@@ -44,6 +72,25 @@ class KeyRange:
         low, high = keys.min(axis=1), keys.max(axis=1)
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError("a key is not finite")
+        self._include(low, high)
+        if self._angles is not None:
+            self._turn(keys, self._angles)
+
+    def _turn(self, keys: NDArray[np.float32], angles: NDArray[np.float64]) -> None:
+        (slow,) = np.nonzero(angles[-1])
+        low, high = keys.min(axis=1), keys.max(axis=1)
+        first, second = keys[..., slow], keys[..., slow + angles.shape[1]]
+        for angle in angles[:, slow]:
+            cosine, sine = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+            for channels, turned in (
+                (slow, first * cosine - second * sine),
+                (slow + angles.shape[1], second * cosine + first * sine),
+            ):
+                low[:, channels] = np.minimum(low[:, channels], turned.min(axis=1))
+                high[:, channels] = np.maximum(high[:, channels], turned.max(axis=1))
+        self._include(low, high)
+
+    def _include(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> None:
         self._low = low if self._low is None else np.minimum(self._low, low)
         self._high = high if self._high is None else np.maximum(self._high, high)
 
@@ -51,8 +98,9 @@ class KeyRange:
         """Return scales that just hold everything seen: max|k| / 127 for int8, (max - min) / 15 for int4."""
         assert self._low is not None and self._high is not None, "nothing was seen"  # noqa: PT018
         if dtype == "int8":
-            return KeyScales(_floored(np.maximum(-self._low, self._high) / np.float32(127)), None)
-        return KeyScales(_floored((self._high - self._low) / np.float32(15)), self._low)
+            largest: NDArray[np.float32] = np.maximum(-self._low, self._high)
+            return KeyScales(_floored(largest, 127), None)
+        return KeyScales(_floored(self._high - self._low, 15), self._low)
 
 
 def assumed_scales(num_kv_heads: int, head_dim: int, dtype: KvCode) -> KeyScales:
@@ -65,24 +113,26 @@ def assumed_scales(num_kv_heads: int, head_dim: int, dtype: KvCode) -> KeyScales
 
 def round_by_channel(keys: NDArray[np.float32], by: KeyScales, dtype: KvCode) -> NDArray[np.float32]:
     """Return keys [Hkv, T, D] as a cache with these scales gives them back."""
+    assert (by.minimums is not None) == (dtype == "int4"), dtype
     scales = by.scales[:, None]
-    if by.minimums is None:
-        return (np.clip(np.rint(keys / scales), -127, 127) * scales).astype(np.float32)
-    assert dtype == "int4"
-    minimums = by.minimums[:, None]
-    return (np.clip(np.rint((keys - minimums) / scales), 0, 15) * scales + minimums).astype(np.float32)
+    minimums = np.float32(0) if by.minimums is None else by.minimums[:, None]
+    low, high = _CODES[dtype]
+    back: NDArray[np.float32] = np.clip(np.rint((keys - minimums) / scales), low, high) * scales + minimums
+    return back
 
 
 def round_by_token(rows: NDArray[np.float32], dtype: KvCode) -> NDArray[np.float32]:
     """Return keys or values [..., D] as a cache with one scale per token and head gives them back."""
     if dtype == "int8":
+        minimums = np.zeros_like(rows[..., :1])
         scales = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
-        codes = np.rint(np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0))
-        return (np.clip(codes, -127, 127) * scales).astype(np.float32)
-    low = rows.min(axis=-1, keepdims=True)
-    scales = (rows.max(axis=-1, keepdims=True) - low) / np.float32(15)
-    codes = np.rint(np.divide(rows - low, scales, out=np.zeros_like(rows), where=scales > 0))
-    return (np.clip(codes, 0, 15) * scales + low).astype(np.float32)
+    else:
+        minimums = rows.min(axis=-1, keepdims=True)
+        scales = (rows.max(axis=-1, keepdims=True) - minimums) / np.float32(15)
+    low, high = _CODES[dtype]
+    codes = np.rint(np.divide(rows - minimums, scales, out=np.zeros_like(rows), where=scales > 0))
+    back: NDArray[np.float32] = np.clip(codes, low, high) * scales + minimums
+    return back
 
 
 def bytes_per_token(num_kv_heads: int, head_dim: int, bits: int, *, channel_keys: bool) -> int:
@@ -91,8 +141,13 @@ def bytes_per_token(num_kv_heads: int, head_dim: int, bits: int, *, channel_keys
     return num_kv_heads * (2 * head_dim * bits // 8 + scales)
 
 
-def _floored(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scales [Hkv, D] with channels at rest given a share of their head's largest; 1 where all are at rest."""
+def _floored(reach: NDArray[np.float32], steps: int) -> NDArray[np.float32]:
+    """Return scales [Hkv, D] of `steps` to what channels reach.
+
+    Those at rest get a share of their head's largest, and 1 where all are at rest.
+    """
+    scales = reach / np.float32(steps)
     largest = scales.max(axis=-1, keepdims=True)
     floor = np.where(largest > 0, largest * np.float32(_SMALLEST_SHARE), np.float32(1))
-    return np.maximum(scales, floor).astype(np.float32)
+    floored: NDArray[np.float32] = np.maximum(scales, floor)
+    return floored

@@ -75,7 +75,7 @@ def test_calibrated_scales_follow_the_largest_keys(artifact_of):
 
     model = make_model()
     artifact = artifact_of(model, louder)
-    after = kv_quant(artifact, keys="channel").artifact
+    after = kv_quant(artifact, keys="channel", positions=24).artifact
     largest = [np.abs(keys).max(axis=1) for keys in keys_of(model, artifact.calibration.tokens)]
     for layer in range(LAYERS):
         scales = after.weights[kv_weights.key_scales(layer)].read()
@@ -88,10 +88,32 @@ def test_calibrated_scales_follow_the_largest_keys(artifact_of):
     assert means[1] != means[2]
 
 
+def test_scales_hold_keys_of_positions_that_calibration_did_not_reach(artifact_of):
+    """Windows of 24 tokens, and a bias that RoPE turns slowly: at position 120 its channels hold other numbers."""
+
+    def bias(model):
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias[[5, 21]] = 50.0
+
+    model = make_model(Qwen2ForCausalLM, Qwen2Config)
+    artifact = artifact_of(model, bias)
+    near, far = (kv_quant(artifact, keys="channel", positions=count).artifact for count in (24, 120))
+    later = keys_of(model, [np.random.default_rng(8).integers(0, 96, 120)])
+    for layer in range(LAYERS):
+        largest = np.abs(later[layer]).max(axis=1)
+        held = [127 * each.weights[kv_weights.key_scales(layer)].read() for each in (near, far)]
+        slow = [5, 13]  # the biased channel of each head and the other of its pair
+        assert (largest / held[0])[:, slow].max() > 2
+        assert (largest / held[1])[:, slow].max() < 1.1
+        assert (held[1] >= held[0]).all()
+        # Pairs that turned around within a window were seen at every angle.
+        np.testing.assert_array_equal(held[0][:, [0, 8]], held[1][:, [0, 8]])
+
+
 def test_int4_spans_what_was_seen(artifact_of):
     model = make_model()
     artifact = artifact_of(model)
-    after = kv_quant(artifact, dtype="int4", keys="channel").artifact
+    after = kv_quant(artifact, dtype="int4", keys="channel", positions=24).artifact
     for layer, keys in enumerate(keys_of(model, artifact.calibration.tokens)):
         scales = after.weights[kv_weights.key_scales(layer)].read()
         minimums = after.weights[kv_weights.key_minimums(layer)].read()
@@ -145,7 +167,7 @@ def test_skipped_layers_stay_in_floating_point(artifact_of):
         "layers.0: keys and values stay in float32",
         "layers.2: keys and values stay in float32",
     )
-    assert "positions below 24" in outcome.report.decisions[2]
+    assert outcome.report.decisions[2] == "scales of channels suit the first 128 positions of a sequence"
 
 
 def test_scales_of_tokens_need_no_calibration(artifact_of):

@@ -7,6 +7,7 @@ import pytest
 
 from optimc_passes.quantize.kv_ranges import (
     KeyRange,
+    Turning,
     assumed_scales,
     bytes_per_token,
     round_by_channel,
@@ -80,6 +81,21 @@ def test_channels_that_differ_are_better_off_with_scales_of_their_own():
         by_channel = np.abs(round_by_channel(keys, seen(keys).scales(dtype), dtype) - keys)[..., 4:].mean()
         by_token = np.abs(round_by_token(keys, dtype) - keys)[..., 4:].mean()
         assert by_token > 5 * by_channel
+
+
+def test_a_pair_that_turns_slowly_is_followed_beyond_the_window_and_no_further():
+    keys = np.zeros((1, 4, 4), np.float32)
+    keys[..., 0] = 10  # pair (0, 2) turns by 0.01 a position, pair (1, 3) around within the window
+    keys[..., 1] = 7
+    for served, reach in ((4, 0.0), (54, np.sin(0.5)), (10_000, 1.0)):
+        ranges = KeyRange(Turning(np.array([0.01, 2.0]), 4, served))
+        ranges.see(keys)
+        scales = ranges.scales("int8").scales[0]
+        assert 127 * scales[0] == pytest.approx(10)
+        assert 127 * scales[2] == pytest.approx(10 * max(reach, 1 / 1024), rel=0.02)
+        assert 127 * scales[3] == pytest.approx(10 / 1024)
+        int4 = ranges.scales("int4")
+        assert int4.minimums[0, 0] == pytest.approx(10 * np.cos(min(0.01 * (served - 4), np.pi)), rel=0.02)
 
 
 def test_assumed_scales_hold_sixteen():
