@@ -401,7 +401,8 @@ def _stopped(run: Callable[[], Any]) -> _Stop:
     try:
         run()
     except _Stop as stop:
-        return stop
+        # A traceback holds frames, and those their callers': a circle that keeps activations until it is looked for.
+        return stop.with_traceback(None)
     raise AssertionError("the model returned without calling what it was stopped at")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -157,3 +159,61 @@ def test_finished_weights_are_handed_over_layer_by_layer(llama: Any):
     assert len(kept) == 14
     assert [name.startswith("model.layers.0.") for name in kept] == [True] * 7 + [False] * 7
     assert labels == [(0, 2, "model.layers.0"), (1, 2, "model.layers.1"), (2, 2, "")]
+
+
+def test_activations_are_freed_at_once(llama: Any):
+    """Without the help of a search for circles, which may be long in coming: between layers, one is alive."""
+    alive: list[int] = []
+
+    def progress(done: int, total: int, label: str) -> None:
+        alive.append(sum(isinstance(thing, Activations) for thing in gc.get_objects()))
+
+    gc.collect()
+    gc.disable()
+    try:
+        walk_layers(start(llama), Watching(0.05), PassContext(progress=progress))
+    finally:
+        gc.enable()
+    assert alive == [1, 1, 1]
+
+
+def cut_short(family: Any, layer: int, partial: Path, work: LayerWork | None = None) -> None:
+    """Walk until the layer begins, then stop as Ctrl-C does."""
+
+    def progress(done: int, total: int, label: str) -> None:
+        if done == layer:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        walk_layers(start(family), work or Watching(0.05), PassContext(partial=partial, progress=progress))
+
+
+@pytest.mark.parametrize("work_type", [Watching, WatchingBoth])
+def test_a_walk_that_was_cut_short_ends_with_the_same_bits(llama: Any, tmp_path: Path, work_type: type[Watching]):
+    undisturbed, resumed = work_type(0.05), work_type(0.05)
+    expected = walk_layers(start(llama), undisturbed, PassContext())
+    cut_short(llama, 1, tmp_path / "partial", work_type(0.05))
+    kept: list[str] = []
+
+    def keep(name: str, weight: Any) -> Any:
+        kept.append(name)
+        return weight
+
+    walked = walk_layers(start(llama), resumed, PassContext(partial=tmp_path / "partial", keep=keep))
+    assert walked.resumed_at == 1
+    assert [row.layer for row in walked.rows] == ["model.layers.0.", "model.layers.1."]
+    assert sorted(kept) == sorted(expected.weights) == sorted(walked.weights)
+    assert all(np.array_equal(weight.read(), expected.weights[name].read()) for name, weight in walked.weights.items())
+    # Layer 0 was not run again, and layer 1 saw what it would have seen.
+    assert all(name.startswith("model.layers.1.") for name in resumed.seen)
+    for name, windows in resumed.seen.items():
+        assert all(np.array_equal(a, b) for a, b in zip(windows, undisturbed.seen[name], strict=True))
+
+
+def test_a_walk_with_a_harmed_past_starts_over(llama: Any, tmp_path: Path):
+    cut_short(llama, 1, tmp_path / "partial")
+    (stream,) = (tmp_path / "partial").glob("stream-*")
+    stream.write_bytes(stream.read_bytes()[:-4])
+    work = Watching(0.05)
+    assert walk_layers(start(llama), work, PassContext(partial=tmp_path / "partial")).resumed_at is None
+    assert len(work.seen) == 14
