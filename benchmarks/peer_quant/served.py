@@ -13,9 +13,9 @@ LIMITS = {"max_seq_len": 2048, "max_step_tokens": 512, "max_seqs": 16, "kv_memor
 
 PLANS: dict[str, tuple[str, list[Any] | None]] = {
     "fp32": ("smollm2-fp32", None),
-    "kv-int8": ("smollm2-fp32", [{"kv_quant": {"dtype": "int8"}}, "fuse"]),
-    "kv-int4": ("smollm2-fp32", [{"kv_quant": {"dtype": "int4"}}, "fuse"]),
-    "kv-int4-token": ("smollm2-fp32", [{"kv_quant": {"dtype": "int4", "keys": "token"}}, "fuse"]),
+    "kv-int8": ("smollm2-fp32", [{"kv_quant": {"dtype": "int8", "positions": 2048}}, "fuse"]),
+    "kv-int4": ("smollm2-fp32", [{"kv_quant": {"dtype": "int4", "positions": 2048}}, "fuse"]),
+    "kv-int4-token": ("smollm2-fp32", [{"kv_quant": {"dtype": "int4", "keys": "token", "positions": 2048}}, "fuse"]),
     "gptq": ("smollm2-int4-gptq", None),
     "gptq-kv-int8": ("smollm2-int4-kv8", None),
     "w8a8": ("smollm2-w8a8", None),
