@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -177,6 +179,22 @@ def test_uncalibrated_scales_are_said_wherever_the_plan_is_looked_at(build, cli)
     layers = cli("inspect", built.path, "--layers").stdout
     assert "layers.0.kv" in layers
     assert "keys per channel: uncalibrated" in layers
+
+
+def test_a_server_says_that_its_cache_is_uncalibrated(build, channel_plan):
+    uncalibrated = build("kv-uncalibrated", passes=kv_passes(keys="channel", allow_uncalibrated=True)).path
+    for path, expected in ((uncalibrated, True), (channel_plan, False)):
+        command = [sys.executable, "-m", "optimc", "serve", str(path), "--port", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            said = []
+            assert process.stdout is not None
+            for line in process.stdout:
+                said.append(line)
+                if " ready on " in line:
+                    break
+            process.kill()
+        assert " ready on " in said[-1]
+        assert any("uncalibrated" in line for line in said) == expected
 
 
 def test_native_and_python_know_the_same_formats():
