@@ -62,6 +62,8 @@ class _Group:
     block: tuple[int, int] | None
     static_activations: bool
     """Whether the layer's input has a scale of its own in the checkpoint."""
+    token_activations: bool
+    """Whether the layer was made for 8-bit activations with a scale per token."""
 
 
 class CompressedTensorsScheme(QuantScheme):
@@ -183,6 +185,8 @@ def _read_integers(packed: PackedLayer, group: _Group, notes: list[str]) -> Quan
 
     read_scales = _scale_reader(packed, group, groups)
     permutation = _permutation(packed, columns_per_group)
+    if group.token_activations:
+        notes.append("made for 8-bit activations with a scale per token: target.activation_scales: row serves it so")
     u8, f32 = np.dtype(np.uint8), np.dtype(np.float32)
     return Quantized(
         codes=Dense((outputs, columns), u8, read_codes),
@@ -336,7 +340,8 @@ def _read_group(name: str, facts: Any, overall: Any, where: str) -> _Group:
         strategy=strategy,
         group=columns,
         block=_block(weights, place) if strategy == "block" else None,
-        static_activations=_has_static_scale(facts.get("input_activations")),
+        static_activations=_is_int8(facts.get("input_activations"), dynamic=False),
+        token_activations=_is_int8(facts.get("input_activations"), dynamic=True),
     )
 
 
@@ -362,13 +367,11 @@ def _block(weights: Mapping[str, Any], where: str) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _has_static_scale(activations: Any) -> bool:
-    """Whether activations are rounded to 8-bit integers with a scale that the checkpoint has."""
-    return (
-        isinstance(activations, dict)
-        and activations.get("dynamic") is False
-        and activations.get("type", "int") == "int"
-    )
+def _is_int8(activations: Any, *, dynamic: bool) -> bool:
+    """Whether activations are rounded to 8-bit integers, with scales of the moment or with one of the checkpoint's."""
+    if not isinstance(activations, dict) or activations.get("type", "int") != "int":
+        return False
+    return bool(activations.get("dynamic")) is dynamic
 
 
 def _refuse_transforms(facts: Mapping[str, Any], where: str) -> None:

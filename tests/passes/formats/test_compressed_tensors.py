@@ -121,6 +121,8 @@ def test_reads_plain_int8(folder, activations):
     checkpoint = folder.load()
     assert_read(checkpoint, weights)
     assert checkpoint.weights[f"{UP}.weight"].activation_scale is None
+    noted = any("target.activation_scales: row" in note for note in checkpoint.notes)
+    assert noted == (activations is not None)
 
 
 def test_static_scales_of_activations_are_kept(folder):
