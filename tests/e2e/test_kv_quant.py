@@ -181,6 +181,19 @@ def test_uncalibrated_scales_are_said_wherever_the_plan_is_looked_at(build, cli)
     assert "keys per channel: uncalibrated" in layers
 
 
+def test_formats_chosen_with_the_weights_are_served(build):
+    """`auto_bits` spends 6 bits a number over three layers; `kv_quant` gives the keys their scales."""
+    auto_bits = {"average_bits": 5, "group_sizes": [32], "kv": {"dtypes": ["int8", "int4"], "average_bits": 6}}
+    rtn = {"bits": "auto", "group_size": 32}
+    passes = [{"auto_bits": auto_bits}, {"rtn": rtn}, *kv_passes(dtype="auto", keys="channel")]
+    built = build("kv-auto", passes=passes, calibration={"samples": 4, "seq_len": 64})
+    kv = built.manifest.kv
+    assert sorted(map(kv.dtype_of, range(3))) == ["int4", "int4", "int8"]
+    assert {layer.keys for layer in kv.layers} == {"channel"}
+    assert [layer.key_minimums is not None for layer in kv.layers] == [kv.dtype_of(i) == "int4" for i in range(3)]
+    assert np.isfinite(score(built.path)).all()
+
+
 def test_a_server_says_that_its_cache_is_uncalibrated(build, channel_plan):
     uncalibrated = build("kv-uncalibrated", passes=kv_passes(keys="channel", allow_uncalibrated=True)).path
     for path, expected in ((uncalibrated, True), (channel_plan, False)):
