@@ -38,7 +38,7 @@ def check_host_memory(passes: Sequence[Pass[Any]], artifact: Artifact, options: 
         if resident + needed > options.max_host_bytes
     ]
     checking = _checking_bytes(artifact) if options.verify == "numeric" else 0
-    if resident + checking > options.max_host_bytes:
+    if checking and resident + checking > options.max_host_bytes:
         faults.append(
             Fault(
                 OPTION,

@@ -92,3 +92,30 @@ def test_nothing_left_to_quantize_is_a_problem(options, reason):
 )
 def test_patterns_are_globs_or_whole_regular_expressions(pattern, layer, expected):
     assert matches(layer, pattern) is expected
+
+
+def test_hidden_96_intermediate_200_kv_12_names_exactly_those_layers():
+    """Of a decoder layer whose keys and values have 12 features: only o_proj reads a width that 64 divides."""
+    shapes = {
+        "self_attn.q_proj": (128, 96),
+        "self_attn.k_proj": (12, 96),
+        "self_attn.v_proj": (12, 96),
+        "self_attn.o_proj": (96, 128),
+        "mlp.gate_proj": (200, 96),
+        "mlp.up_proj": (200, 96),
+        "mlp.down_proj": (96, 200),
+    }
+    linears = [LinearWeight(f"model.layers.0.{name}.weight", shape) for name, shape in shapes.items()]
+    refused = select(linears, ignore=(), group_size=64, ragged="error")
+    assert refused.problems == (
+        "96 columns (5 layers, e.g. model.layers.0.self_attn.q_proj): not divisible by group_size 64; use 8 or add the "
+        "layers to ignore, or set ragged to ragged or skip",
+        "200 columns (model.layers.0.mlp.down_proj): not divisible by group_size 64; use 8 or add the layers to "
+        "ignore, or set ragged to ragged or skip",
+    )
+    skipped = select(linears, ignore=(), group_size=64, ragged="skip")
+    assert [linear.layer for linear in skipped.chosen] == ["model.layers.0.self_attn.o_proj"]
+    for group_size, ragged in ((64, "ragged"), (-1, "error")):
+        accepted = select(linears, ignore=(), group_size=group_size, ragged=ragged)
+        assert accepted.problems == ()
+        assert len(accepted.chosen) == 7
