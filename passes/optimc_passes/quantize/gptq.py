@@ -27,9 +27,9 @@ class GptqConfig(LayerChoice):
     source's column order either way, so nothing is reordered when the model is served."""
     clip: Literal["none", "mse"] = "none"
     """`mse` gives up a part of a group's range where the squared error, weighted by the inputs' mean squares, falls."""
-    sweeps: int = Field(default=0, ge=0, le=10)
+    sweeps: int = Field(default=1, ge=0, le=10)
     """How often all columns are gone over again afterwards, each moved to the code that is best given all others."""
-    refit: bool = False
+    refit: bool = True
     """Fit scales to the codes by least squares, before each sweep and at the end."""
     gptaq: bool = False
     """Aim at what the original layer makes of the original inputs, not of those that earlier rounding left (GPTAQ,
