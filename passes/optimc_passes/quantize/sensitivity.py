@@ -29,7 +29,7 @@ from optimc_passes.walk.host_bytes import walk_host_bytes
 from optimc_passes.walk.layered_model import Head, LayeredModel, LoadedLayer
 from optimc_passes.weights import Dense, Weight
 
-_PREDICTIONS = 512
+_PREDICTIONS = 256
 """Predictions that divergences are means over, spread over the windows: each costs a row of logits per stream."""
 _ROWS = 64
 """Rows of logits in memory at a time."""
