@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -56,9 +56,6 @@ class PassContext:
     """Folder for what does not fit in memory; None: the system's for temporary files."""
     max_host_bytes: int | None = None
     """Most memory the whole process may have resident; None: no limit."""
-    measure: Callable[[Mapping[str, Weight]], float] | None = None
-    """KL divergence of the model with these weights from the checkpoint, nats per token; None: nothing to measure on.
-    What a pass decides must not depend on whether it is there."""
 
 
 @dataclass(frozen=True)

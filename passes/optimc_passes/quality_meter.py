@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,6 @@ from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.walk.structure import structure_problems
 
 if TYPE_CHECKING:
-    from optimc_passes.walk.attention_function import AttentionHook
     from optimc_passes.walk.quality import QualityProbe
 
 
@@ -22,16 +20,11 @@ class QualityMeter:
     """Measures on the same windows after every pass; what came out after one pass is what the next began with.
 
     Weights are measured as they are in the store, activations in float32: a target that rounds activations or keys and
-    values adds to it. `hook_of` may give the attention of an artifact's own key and value rounding.
+    values adds to it.
     """
 
-    def __init__(
-        self,
-        windows: NDArray[np.int32],
-        max_host_bytes: int | None,
-        hook_of: Callable[[Artifact], AttentionHook | None] = lambda _artifact: None,
-    ) -> None:
-        self._windows, self._max_host_bytes, self._hook_of = windows, max_host_bytes, hook_of
+    def __init__(self, windows: NDArray[np.int32], max_host_bytes: int | None) -> None:
+        self._windows, self._max_host_bytes = windows, max_host_bytes
         self._probe: QualityProbe | None = None
         self._last: tuple[str, tuple[float, float]] | None = None
 
@@ -74,6 +67,6 @@ class QualityMeter:
 
             budget = Budget.of_process(self._max_host_bytes)
             self._probe = QualityProbe(artifact.checkpoint, self._windows, scratch=None, budget=budget)
-        figures = self._probe.measure(artifact.weights, hook=self._hook_of(artifact))
+        figures = self._probe.measure(artifact.weights)
         self._last = artifact.key, figures
         return figures
