@@ -11,6 +11,10 @@ from optimc_passes.artifact import Artifact
 from optimc_passes.quantize.linears import linear_weights
 
 _LAYER = re.compile(r".*\blayers\.(\d+)\.")
+_MOMENTS_AT_ONCE = 7
+"""The second moment, its copy in another order, what factorizing takes, the factor, and the order for sweeps."""
+_WEIGHTS_AT_ONCE = 12
+"""Float32 copies of the stacked weights while they are rounded: targets, steps, gradients, products."""
 _WINDOWS_AT_ONCE = 2
 """Windows of activations in memory where all of them do not fit."""
 
@@ -53,18 +57,18 @@ def walk_host_bytes(artifact: Artifact, *, streams: int = 1) -> HostBytes:
     linears = linear_weights(artifact.checkpoint.config)
     inside = [linear for linear in linears if _LAYER.match(linear.name)]
     widest = max((linear.shape[1] for linear in inside), default=0)
-    # Moment, its reordered copy and the factor; siblings of one stage are stacked, five copies while they are solved.
+    # Siblings, which read one value, are stacked.
     by_input: dict[tuple[str, int], int] = {}
     for linear in inside:
         half = linear.layer.rpartition(".")[0]
         by_input[half, linear.shape[1]] = by_input.get((half, linear.shape[1]), 0) + linear.shape[0] * linear.shape[1]
-    stacked = 5 * 4 * max(by_input.values(), default=0)
+    stacked = _WEIGHTS_AT_ONCE * 4 * max(by_input.values(), default=0)
     longest = max((len(row) for row in artifact.calibration.tokens), default=0) if artifact.calibration else 0
     width = max((linear.shape[0] for linear in inside), default=0)
     heads = [4 * linear.shape[0] * linear.shape[1] for linear in linears if linear.is_head]
     return HostBytes(
         layer=2 * max(layers.values(), default=0),
-        moments=3 * 4 * widest * widest + stacked,
+        moments=_MOMENTS_AT_ONCE * 4 * widest * widest + stacked,
         activations=_WINDOWS_AT_ONCE * streams * 4 * longest * max(width, widest) * 4,
         ends=max(heads, default=0),
     )
