@@ -51,8 +51,8 @@ class Solved(NamedTuple):
     """What was added to the diagonal of H, as a fraction of its mean; None for rounding to nearest."""
     fallback: str | None
     """Why codes are the nearest ones instead."""
-    num_nearest: int
-    """Rows that are rounded to nearest because that costs them less."""
+    nearest: NDArray[np.bool_]
+    """[N]: rows that are rounded to nearest, because there is a reason or because it costs them less."""
 
 
 class Factor(NamedTuple):
@@ -138,7 +138,7 @@ def solve(
     norms = losses(weight, moment) if usable else np.zeros(len(source))
     worst = losses(weight - decode(plain, *grid, bits, group), moment) if usable else norms
     if factor is None or nearest is not None:
-        return Solved(plain, *grid, worst, norms, None, nearest, len(source))
+        return Solved(plain, *grid, worst, norms, None, nearest, np.ones(len(source), np.bool_))
     target = weight if cross is None else _corrected(weight, cross, moment, factor)
     if cross is not None:
         grid = _grid(target.numpy(), moment if clip else None, bits, group, symmetric)
@@ -154,7 +154,7 @@ def solve(
     worse = ~(errors <= worst)
     codes[worse], errors[worse] = plain[worse], worst[worse]
     scales = np.where(worse[:, None], grid[0], scales)
-    return Solved(codes, scales, zeros, errors, norms, factor.damping, None, int(worse.sum()))
+    return Solved(codes, scales, zeros, errors, norms, factor.damping, None, worse)
 
 
 def _grid(

@@ -145,6 +145,7 @@ class GptqWork(LayerWork):
                 seconds=seconds,
                 bytes_before=_nbytes(self._weights[source]),
                 bytes_after=packed_bytes(quantized),
+                note=_note(solved),
             )
         )
 
@@ -160,6 +161,14 @@ def make_work(config: GptqConfig, schemes: Mapping[str, Scheme], weights: Mappin
     return (GptaqWork if config.gptaq else GptqWork)(config, schemes, weights)
 
 
+def _note(solved: Solved) -> str | None:
+    """Say how many rows were better off rounded to nearest; nothing where all were, which has its own reason."""
+    count = int(solved.nearest.sum())
+    if count == 0 or solved.fallback is not None:
+        return None
+    return f"{count} of {len(solved.nearest)} rows are rounded to nearest: it costs them less"
+
+
 def _nbytes(weight: Weight) -> int:
     return weight.nbytes if isinstance(weight, Dense) else packed_bytes(weight)
 
@@ -171,6 +180,7 @@ def _rows_of(solved: Solved, rows: slice) -> Solved:
         zeros=None if solved.zeros is None else solved.zeros[rows],
         errors=solved.errors[rows],
         norms=solved.norms[rows],
+        nearest=solved.nearest[rows],
     )
 
 
@@ -182,5 +192,5 @@ def _joined(parts: list[Solved]) -> Solved:
         zeros=np.concatenate(zeros) if zeros else None,
         errors=np.concatenate([part.errors for part in parts]),
         norms=np.concatenate([part.norms for part in parts]),
-        num_nearest=sum(part.num_nearest for part in parts),
+        nearest=np.concatenate([part.nearest for part in parts]),
     )

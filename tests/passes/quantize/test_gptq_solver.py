@@ -78,6 +78,7 @@ def test_codes_are_those_of_the_plain_algorithm(act_order: bool):
     assert np.mean(np.abs(actual - expected) > 1e-5) < 0.003
     assert solved.fallback is None
     assert solved.damping == 0.01
+    assert not solved.nearest.any()
 
 
 def test_the_factor_is_that_of_the_inverse():
@@ -162,6 +163,7 @@ def test_a_hopeless_moment_means_nearest_with_its_reason(moment: torch.Tensor, r
     assert np.array_equal(solved.scales, expected.scales)
     assert solved.damping is None
     assert solved.fallback == f"the second moment of its inputs {reason}"
+    assert solved.nearest.all()
 
 
 def test_dead_columns_are_their_own_nearest_codes():
