@@ -117,24 +117,39 @@ def export_recipe(
 
 
 def _check_output(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        fault = Fault("--output", f"{output} exists and is not an empty folder; name another or remove it")
-        raise ConfigError("options", [fault])
+    from optimc_passes.formats.whole_folder import why_not_replaceable
+
+    try:
+        reason = why_not_replaceable(output)
+    except OSError as error:
+        reason = f"{output}: {error.strerror or error}"
+    if reason is not None:
+        raise ConfigError("options", [Fault("--output", reason)])
 
 
 def _refuse_early(passes: list[Pass[Any]], checkpoint: Checkpoint, format_name: FormatName) -> None:
     """Ask the format about every layer that a pass will quantize, from shapes and options alone."""
     from optimc_passes.artifact import Artifact
-    from optimc_passes.formats.write import refuse
+    from optimc_passes.formats.write import nothing_quantized, refuse
     from optimc_passes.quantize.config import LayerChoice
+    from optimc_passes.weights import Quantized
 
     artifact = Artifact.start(checkpoint, None)
     layers: list[LayerFacts] = []
-    for pass_ in passes:
-        config = pass_.config
-        if isinstance(config, LayerChoice) and getattr(config, "rounding", "nearest") != "later":
-            layers += _planned(config, artifact)
+    quantizing = [pass_ for pass_ in passes if not _only_prepares(pass_.config)]
+    if not quantizing and not any(isinstance(weight, Quantized) for weight in checkpoint.weights.values()):
+        raise nothing_quantized()
+    for pass_ in quantizing:
+        if isinstance(pass_.config, LayerChoice):
+            layers += _planned(pass_.config, artifact)
     refuse(format_name, layers)
+
+
+def _only_prepares(config: Any) -> bool:
+    """Whether a pass leaves rounding to another one."""
+    from optimc_passes.quantize.auto_bits import AutoBitsConfig
+
+    return isinstance(config, AutoBitsConfig) or getattr(config, "rounding", None) == "later"
 
 
 def _planned(config: Any, artifact: Artifact) -> list[LayerFacts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,6 +126,34 @@ def test_nothing_quantized_is_refused(make_recipe, cache_dir, tmp_path):
     recipe = make_recipe(tmp_path / "recipe.yaml", passes=["fuse"])
     with pytest.raises(ConfigError, match="no layer is quantized"):
         export_recipe(recipe, "gptq", tmp_path / "out", BuildOptions(cache_dir=cache_dir))
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [{"awq": {"rounding": "later"}}],
+        [{"kv_quant": {"keys": "token"}}],
+        [{"auto_bits": {"average_bits": 4}}, {"smoothquant": {"activations": "token", "rounding": "later"}}],
+    ],
+)
+def test_passes_that_leave_rounding_to_others_are_refused_before_they_run(make_recipe, tmp_path, monkeypatch, passes):
+    monkeypatch.setattr("optimc.build.export.load_calibration", lambda *_: pytest.fail("text was read"))
+    recipe = make_recipe(tmp_path / "recipe.yaml", passes=passes, target={"activation_scales": "row"})
+    with pytest.raises(ConfigError, match="no layer is quantized"):
+        export_recipe(recipe, "gptq", tmp_path / "out", BuildOptions(cache_dir=tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", [".", "x" * 300])
+def test_folders_that_cannot_be_made_are_refused_before_any_pass_runs(make_recipe, tmp_path, monkeypatch, name):
+    from optimc_passes.quantize.rtn import Rtn
+
+    monkeypatch.setattr(Rtn, "run", lambda *_: pytest.fail("a pass ran"))
+    recipe = make_recipe(tmp_path / "recipe.yaml", passes=[RTN])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match="working directory|File name too long"):
+        export_recipe(recipe, "gptq", Path(name), BuildOptions(cache_dir=tmp_path / "cache"))
 
 
 def test_formats_nobody_knows_are_refused_by_name(make_recipe, tmp_path):

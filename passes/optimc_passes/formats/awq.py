@@ -26,6 +26,7 @@ from optimc_passes.formats.scheme import (
     finite_scales,
     group_size,
     integer,
+    names,
 )
 from optimc_passes.weights import Dense, Quantized
 
@@ -55,7 +56,7 @@ class AwqScheme(QuantScheme):
             raise UnsupportedModelError(f"{where}: AWQ with {bits} bits; readable are {BITS}")
         self._group = group_size(facts, "group_size" if "group_size" in facts else "q_group_size", where)
         self._symmetric = not boolean(facts, "zero_point", where, default=True)
-        self._dense = tuple(facts.get("modules_to_not_convert") or ())
+        self._dense = names(facts, "modules_to_not_convert", where)
 
     def expects(self, layer: str, *, is_head: bool) -> bool | None:
         """`modules_to_not_convert` lists what stays dense, by parts of names; nothing is said about the head."""

@@ -24,6 +24,7 @@ from optimc.errors import CheckpointError, UnsupportedModelError
 from optimc_passes.formats.gptq import narrow_scales
 from optimc_passes.formats.packing import pack_bits, packed_words, unpack_bits
 from optimc_passes.formats.scheme import (
+    PATTERN_PREFIX,
     PackedLayer,
     QuantScheme,
     boolean,
@@ -31,6 +32,8 @@ from optimc_passes.formats.scheme import (
     finite_scales,
     group_size,
     integer,
+    is_pattern,
+    names,
 )
 from optimc_passes.weights import Dense, Quantized, Weight
 
@@ -92,7 +95,7 @@ class CompressedTensorsScheme(QuantScheme):
             raise CheckpointError(f"{where}: config_groups says nothing about any layer")
         overall = facts.get("format")
         self._groups = tuple(_read_group(name, group, overall, where) for name, group in groups.items())
-        self._ignore = tuple(facts.get("ignore") or ())
+        self._ignore = names(facts, "ignore", where)
 
     def expects(self, layer: str, *, is_head: bool) -> bool | None:  # noqa: ARG002
         """Whether a group targets the layer and `ignore` does not name it."""
@@ -112,7 +115,7 @@ class CompressedTensorsScheme(QuantScheme):
 
     def _group_of(self, layer: str) -> _Group | None:
         """Return the group that a layer belongs to: by its name first, then by pattern, then by class."""
-        for kind in (_is_name, _is_pattern, _is_class):
+        for kind in (_is_name, is_pattern, _is_class):
             for group in self._groups:
                 if any(kind(target) and _matches(target, layer) for target in group.targets):
                     return group
@@ -287,6 +290,8 @@ def _permutation(packed: PackedLayer, group: int) -> NDArray[np.int32] | None:
 def _activation_scale(packed: PackedLayer, group: _Group, notes: list[str]) -> float | None:
     """Return the static scale of the layer's input, if it is one symmetric number; say so where it cannot be used."""
     if not group.static_activations:
+        if "input_scale" in packed.parts:
+            notes.append("scales of activations were not used: the description has no 8-bit integers they are for")
         return None
     entry = packed.parts.get("input_scale")
     if entry is None:
@@ -303,9 +308,11 @@ def _activation_scale(packed: PackedLayer, group: _Group, notes: list[str]) -> f
 
 def _check_stated_shape(packed: PackedLayer) -> None:
     """Compare `weight_shape` with the model's, where the checkpoint has it."""
-    entry = packed.parts.get("weight_shape")
-    if entry is not None and tuple(int(size) for size in entry.read()) != packed.shape:
-        raise packed.fault(f"weight_shape is {entry.read().tolist()}, the configuration makes it {list(packed.shape)}")
+    if "weight_shape" not in packed.parts:
+        return
+    stated = packed.entry("weight_shape", ("I32", "I64"), (2,)).read().tolist()
+    if stated != list(packed.shape):
+        raise packed.fault(f"weight_shape is {stated}, the configuration makes it {list(packed.shape)}")
 
 
 def _read_group(name: str, facts: Any, overall: Any, where: str) -> _Group:
@@ -313,14 +320,16 @@ def _read_group(name: str, facts: Any, overall: Any, where: str) -> _Group:
     if not isinstance(facts, dict) or not isinstance(facts.get("weights"), dict):
         raise CheckpointError(f"{place}: has no description of weights")
     weights = facts["weights"]
-    targets = facts.get("targets")
-    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        raise CheckpointError(f"{place}: targets must be a list of names, got {targets!r}")
-    is_float = weights.get("type", "int") == "float"
+    targets = names(facts, "targets", place)
+    if not targets:
+        raise CheckpointError(f"{place}: targets names no layer")
+    kind = weights.get("type", "int")
+    if kind not in ("int", "float"):
+        raise UnsupportedModelError(f"{place}: weights of type {kind!r} are not read; readable are int and float")
+    is_float = kind == "float"
     stored_as = _stored_as(facts.get("format") or overall, is_float=is_float, where=place)
     bits = integer(weights, "num_bits", place, default=8)
     if bits not in ((8,) if is_float else BITS):
-        kind = "float" if is_float else "int"
         raise UnsupportedModelError(
             f"{place}: {kind} weights of {bits} bits; readable are int of 2, 3, 4, 8, float of 8"
         )
@@ -332,7 +341,7 @@ def _read_group(name: str, facts: Any, overall: Any, where: str) -> _Group:
         raise UnsupportedModelError(f"{place}: strategy '{strategy}' is not read")
     return _Group(
         name=name,
-        targets=tuple(targets),
+        targets=targets,
         format=stored_as,
         bits=bits,
         is_float=is_float,
@@ -371,6 +380,8 @@ def _is_int8(activations: Any, *, dynamic: bool) -> bool:
     """Whether activations are rounded to 8-bit integers, with scales of the moment or with one of the checkpoint's."""
     if not isinstance(activations, dict) or activations.get("type", "int") != "int":
         return False
+    if activations.get("num_bits", 8) != 8:
+        return False
     return bool(activations.get("dynamic")) is dynamic
 
 
@@ -389,13 +400,9 @@ def _matches_any(targets: Sequence[str], layer: str) -> bool:
 
 
 def _matches(target: str, layer: str) -> bool:
-    if _is_pattern(target):
-        return re.match(target.removeprefix("re:"), layer) is not None
+    if is_pattern(target):
+        return re.match(target.removeprefix(PATTERN_PREFIX), layer) is not None
     return target == layer or _is_class(target)
-
-
-def _is_pattern(target: str) -> bool:
-    return target.startswith("re:")
 
 
 def _is_class(target: str) -> bool:
@@ -403,4 +410,4 @@ def _is_class(target: str) -> bool:
 
 
 def _is_name(target: str) -> bool:
-    return not _is_pattern(target) and not _is_class(target)
+    return not is_pattern(target) and not _is_class(target)

@@ -25,6 +25,7 @@ from optimc_passes.formats.scheme import (
     QuantScheme,
     boolean,
     count_groups,
+    expression,
     finite_scales,
     group_size,
     integer,
@@ -64,17 +65,17 @@ class GptqScheme(QuantScheme):
         self._where = where
         self._default = facts
         self._layer = self._layer_of(facts)
-        self._head = facts.get("lm_head")
+        self._head = None if facts.get("lm_head") is None else boolean(facts, "lm_head", where)
         self._zero_offset, self._borrows = _zero_convention(facts, where)
         self._dynamic = _dynamic_rules(facts, where)
 
     def expects(self, layer: str, *, is_head: bool) -> bool | None:
         """The head counts as quantized only if `lm_head` says so, any other layer unless `dynamic` excludes it."""
         for pattern, overrides in self._dynamic:
-            if re.match(pattern, layer):
+            if pattern.match(layer):
                 return overrides is not None
         if is_head:
-            return self._head if isinstance(self._head, bool) else None
+            return self._head
         return True
 
     def is_packed(self, parts: Mapping[str, TensorEntry]) -> bool:
@@ -118,7 +119,7 @@ class GptqScheme(QuantScheme):
 
     def _describe(self, layer: str) -> GptqLayer:
         for pattern, overrides in self._dynamic:
-            if re.match(pattern, layer):
+            if pattern.match(layer):
                 return self._layer_of({**self._default, **(overrides or {})})
         return self._layer
 
@@ -255,20 +256,16 @@ def _zero_convention(facts: Mapping[str, Any], where: str) -> tuple[int, bool]:
     return 1, any(str(name).startswith("gptqmodel") for name in np.atleast_1d(quantizers))
 
 
-def _dynamic_rules(facts: Mapping[str, Any], where: str) -> list[tuple[str, Mapping[str, Any] | None]]:
+def _dynamic_rules(facts: Mapping[str, Any], where: str) -> list[tuple[re.Pattern[str], Mapping[str, Any] | None]]:
     """Return patterns over module names with what they change; None leaves the layer dense. The first match counts."""
     dynamic = facts.get("dynamic") or {}
     if not isinstance(dynamic, dict):
         raise CheckpointError(f"{where}: dynamic must map patterns to settings, got {dynamic!r}")
-    rules: list[tuple[str, Mapping[str, Any] | None]] = []
+    rules: list[tuple[re.Pattern[str], Mapping[str, Any] | None]] = []
     for pattern, overrides in dynamic.items():
         excludes = pattern.startswith("-:")
-        expression = pattern.removeprefix("-:").removeprefix("+:")
-        try:
-            re.compile(expression)
-        except re.error as error:
-            raise CheckpointError(f"{where}: dynamic: '{pattern}' is not a regular expression ({error})") from error
+        matching = expression(pattern.removeprefix("-:").removeprefix("+:"), f"{where}: dynamic")
         if not excludes and not isinstance(overrides, dict):
             raise CheckpointError(f"{where}: dynamic: '{pattern}' must have settings, got {overrides!r}")
-        rules.append((expression, None if excludes else overrides))
+        rules.append((matching, None if excludes else overrides))
     return rules

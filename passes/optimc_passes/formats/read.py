@@ -33,6 +33,9 @@ QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 """Where config.json describes quantized weights; the second is older."""
 
 
+_PACKED_CODES = {"qweight", "weight_packed"}
+
+
 @dataclass(frozen=True)
 class Gathered:
     """The quantized layers of a checkpoint."""
@@ -96,7 +99,8 @@ def gather_quantized(
                 f"{where}: {linear.layer} stays dense, says the description, but the checkpoint has "
                 f"{listed(sorted(entry.name for entry in parts.values()))}"
             )
-        if "weight" in found and found["weight"].dtype in ("I8", "F8_E4M3"):
+        # 8-bit layers of compressed-tensors have their codes under the plain name; packed ones have them elsewhere.
+        if "weight" in found and found["weight"].dtype in ("I8", "F8_E4M3") and not _PACKED_CODES & parts.keys():
             parts["weight"] = found["weight"]
         elif "weight" in found:
             raise CheckpointError(f"{where}: {linear.layer} has both a plain weight and {listed(sorted(parts))}")
@@ -126,7 +130,9 @@ def _cache_scales(entries: Mapping[str, TensorEntry], notes: list[str]) -> set[s
     """Return the names of scales for a KV cache: how K and V are stored is for the recipe to say."""
     names = {name for name in entries if name.endswith((".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"))}
     if names:
-        notes.append(f"{len(names)} scales for a quantized KV cache were not used: target.kv_dtype or kv_quant decides")
+        some = "1 scale" if len(names) == 1 else f"{len(names)} scales"
+        verb = "was" if len(names) == 1 else "were"
+        notes.append(f"{some} for a quantized KV cache {verb} not used: target.kv_dtype or kv_quant decides")
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from optimc_passes.weights import Weight
 
 if TYPE_CHECKING:
     from optimc_passes.load.safetensors_file import TensorEntry
+
+
+PATTERN_PREFIX = "re:"
+"""Of names that stand for all layers a regular expression matches from their beginning."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,35 @@ def boolean(facts: Mapping[str, Any], key: str, where: str, *, default: bool | N
     if not isinstance(value, bool):
         raise CheckpointError(f"{where}: {key} must be true or false, got {value!r}")
     return value
+
+
+def names(facts: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """Return a list of names of a description, () where there is none. Raises CheckpointError if it is something else.
+
+    Those that begin with `re:` must be regular expressions.
+    """
+    value = facts.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise CheckpointError(f"{where}: {key} must be a list of names, got {value!r}")
+    for name in value:
+        if is_pattern(name):
+            expression(name.removeprefix(PATTERN_PREFIX), f"{where}: {key}")
+    return tuple(value)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name of a layer is written as a regular expression."""
+    return name.startswith(PATTERN_PREFIX)
+
+
+def expression(text: str, where: str) -> re.Pattern[str]:
+    """Return a regular expression of a description. Raises CheckpointError if it is none."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise CheckpointError(f"{where}: '{text}' is not a regular expression ({error})") from error
 
 
 def group_size(facts: Mapping[str, Any], key: str, where: str) -> int:

@@ -8,7 +8,6 @@ Nothing is at the folder's place before everything in it has been read back and 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from optimc_passes.formats.describe import describe_awq, describe_compressed, de
 from optimc_passes.formats.limits import FormatName, LayerFacts, format_problems, ragged_layers
 from optimc_passes.formats.read import QUANTIZATION_KEYS
 from optimc_passes.formats.shard_writer import SHARD_BYTES, write_shards
+from optimc_passes.formats.whole_folder import whole_folder
 from optimc_passes.load.config import CONFIG_NAME, QUANTIZE_NAME
 from optimc_passes.load.digest import SIDE_FILES
 from optimc_passes.load.json_file import read_json_object
@@ -72,6 +72,11 @@ def layer_facts(linears: Sequence[LinearWeight], weights: Mapping[str, Weight]) 
     return found
 
 
+def nothing_quantized() -> ConfigError:
+    """Return the error that says that there is nothing to export."""
+    return ConfigError("export", [Fault("passes", "no layer is quantized, so there is nothing this format is for")])
+
+
 def refuse(format_name: FormatName, layers: Sequence[LayerFacts]) -> None:
     """Raise ConfigError naming everything among these layers that the format cannot hold."""
     problems = format_problems(format_name, layers)
@@ -101,25 +106,17 @@ def write_checkpoint(
     linears = linear_weights(checkpoint.config)
     facts = layer_facts(linears, weights)
     if not facts:
-        raise ConfigError("export", [Fault("passes", "no layer is quantized, so there is nothing this format is for")])
+        raise nothing_quantized()
     refuse(format_name, facts)
     _refuse_other_quantized(facts, weights)
     packing = _packing(format_name, linears, facts, weights, per_token_activations=per_token_activations)
     tensors, linear_bytes = _tensors(linears, weights, packing.pack)
-    with storing("the checkpoint", folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with whole_folder("the checkpoint", folder) as partial:
         with storing("the checkpoint", folder):
             size = write_shards(tensors, partial, shard_bytes=shard_bytes, progress=progress)
             _copy_side_files(checkpoint.folder, partial)
             _write_config(checkpoint, weights, linears, packing.description, partial)
         _compare(partial, weights)
-        with storing("the checkpoint", folder):
-            partial.chmod(0o777 & ~_umask())
-            partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Written(folder, len(facts), linear_bytes, size, tuple(packing.notes))
 
 
@@ -259,9 +256,3 @@ def _same(first: Weight, second: Weight) -> bool:
         return same_kind and np.array_equal(first.read(), second.read())  # type: ignore[union-attr]
     # A permutation may come back with the columns of a group in another order; what it means must be the same.
     return first.bits == second.bits and np.array_equal(first.dequantize(), second.dequantize())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

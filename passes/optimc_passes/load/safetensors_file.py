@@ -47,9 +47,12 @@ class TensorEntry:
     def read(self) -> NDArray[Any]:
         """Return the tensor as a read-only view of the mapped file; nothing is copied and nothing is kept.
 
-        Raises CheckpointError if the file has gone or shrunk since its header was read.
+        Raises CheckpointError if its dtype is none that is read, or if the file has gone or shrunk since its header was
+        read.
         """
-        dtype = NUMPY_DTYPES[self.dtype]
+        dtype = NUMPY_DTYPES.get(self.dtype)
+        if dtype is None:
+            raise CheckpointError(f"{self.path}: {self.name} is {self.dtype}, readable are {', '.join(NUMPY_DTYPES)}")
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
         try:

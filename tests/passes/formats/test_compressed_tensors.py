@@ -173,7 +173,7 @@ def test_scales_of_a_quantized_cache_are_said_not_to_be_used(folder, layer, unpa
     pack_all(folder, layer, unpack)
     folder.tensors["model.layers.0.self_attn.k_scale"] = np.ones(1, np.float32)
     folder.config["quantization_config"] = config(weights_of(), kv_cache_scheme={"num_bits": 8, "type": "float"})
-    assert any("quantized KV cache were not used" in note for note in folder.load().notes)
+    assert any("1 scale for a quantized KV cache was not used" in note for note in folder.load().notes)
 
 
 @pytest.mark.parametrize(

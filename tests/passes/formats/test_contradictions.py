@@ -1,9 +1,12 @@
 """A description that says something else than the tensors: an error that names both, never a guess."""
 
+import re
+
 import numpy as np
 import pytest
 
 from optimc.errors import CheckpointError, UnsupportedModelError
+from optimc_passes.load import load_checkpoint
 
 UP = "model.layers.0.mlp.up_proj"
 
@@ -15,7 +18,7 @@ def gptq(**changes):
 
 def compressed(**changes):
     weights = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
-    group = {"targets": ["Linear"], "weights": weights | changes.pop("weights", {})}
+    group = {"targets": changes.pop("targets", ["Linear"]), "weights": weights | changes.pop("weights", {})}
     facts = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
     return facts | {"config_groups": {"group_0": group}} | changes
 
@@ -51,6 +54,7 @@ def as_compressed(folder, layer, unpack):
         (gptq(bits="four"), r"config.json: bits must be an integer, got 'four'"),
         (gptq(group_size=0), r"group_size must be positive, or -1 for the whole row, got 0"),
         (gptq(dynamic={"(": {}}), r"dynamic: '\(' is not a regular expression"),
+        (gptq(lm_head="no"), r"config.json: lm_head must be true or false, got 'no'"),
     ],
 )
 def test_gptq_tags_against_tensors(as_gptq, facts, message):
@@ -135,6 +139,12 @@ def test_a_quantized_embedding_is_refused_by_name(as_gptq):
         (compressed(ignore=[]), r"lm_head is quantized, says its description, but has a plain weight"),
         (compressed(config_groups={}), r"config_groups says nothing about any layer"),
         (compressed(weights={"group_size": None}), r"group_size must be an integer, got None"),
+        (compressed(ignore=5), r"config.json: ignore must be a list of names, got 5"),
+        (compressed(ignore="lm_head"), r"config.json: ignore must be a list of names, got 'lm_head'"),
+        (compressed(ignore=["lm_head", None]), r"config.json: ignore must be a list of names, got \['lm_head', None\]"),
+        (compressed(ignore=["re:("]), r"config.json: ignore: '\(' is not a regular expression"),
+        (compressed(targets=["re:("]), r"config_groups.group_0: targets: '\(' is not a regular expression"),
+        (compressed(targets=[]), r"config_groups.group_0: targets names no layer"),
     ],
 )
 def test_compressed_tags_against_tensors(as_compressed, facts, message):
@@ -147,6 +157,58 @@ def test_a_stated_shape_that_is_another(as_compressed):
     as_compressed.tensors[f"{UP}.weight_shape"][:] = (64, 160)
     with pytest.raises(CheckpointError, match=r"up_proj: weight_shape is \[64, 160\], the configuration makes it"):
         as_compressed.load()
+
+
+@pytest.mark.parametrize("stated", [[160.0, np.nan], [[160, 64]], 160])
+def test_a_stated_shape_that_is_none(as_compressed, stated):
+    as_compressed.tensors[f"{UP}.weight_shape"] = np.array(stated)
+    with pytest.raises(CheckpointError, match=r"up_proj: weight_shape is .*, expected"):
+        as_compressed.load()
+
+
+@pytest.mark.parametrize("packed", ["as_gptq", "as_compressed"])
+def test_packed_codes_and_plain_ones_of_8_bits(packed, request):
+    """Either could be the layer; the plain ones alone would be those of int-quantized."""
+    folder = request.getfixturevalue(packed)
+    folder.tensors[f"{UP}.weight"] = np.ones((160, 64), np.int8)
+    with pytest.raises(CheckpointError, match=r"up_proj has both a plain weight and .*(qweight|weight_packed)"):
+        folder.load()
+
+
+@pytest.mark.parametrize("value", [5, "lm_head", [5]])
+def test_layers_not_to_convert_that_are_no_list(folder, value):
+    folder.config["quantization_config"] = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 32,
+        "modules_to_not_convert": value,
+    }
+    with pytest.raises(CheckpointError, match=r"config.json: modules_to_not_convert must be a list of names, got"):
+        folder.load()
+
+
+def test_a_type_of_weights_nothing_reads(as_compressed):
+    as_compressed.config["quantization_config"] = compressed(weights={"type": "bits"})
+    with pytest.raises(UnsupportedModelError, match=r"group_0: weights of type 'bits' are not read"):
+        as_compressed.load()
+
+
+def test_a_part_of_a_dtype_nothing_reads(as_compressed):
+    """Of a layer whose zero points are only asked whether they are all 0."""
+    as_compressed.config["quantization_config"] = compressed(weights={"symmetric": True})
+    path = as_compressed.write() / "model.safetensors"
+    path.write_bytes(re.sub(rb'(weight_zero_point":\{"dtype":)"I32"', rb'\1"F4 "', path.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"weight_zero_point is F4 , readable are"):
+        load_checkpoint(as_compressed.path, cache_dir=as_compressed.path / "cache")
+
+
+def test_activations_the_layers_were_made_for_are_told_from_others(as_compressed):
+    facts = compressed()
+    facts["config_groups"]["group_0"]["input_activations"] = {"num_bits": 4, "type": "int", "dynamic": True}
+    as_compressed.config["quantization_config"] = facts
+    assert "8-bit activations" not in " ".join(as_compressed.load().notes)
+    as_compressed.tensors[f"{UP}.input_scale"] = np.ones(1, np.float32)
+    assert "scales of activations were not used" in " ".join(as_compressed.load().notes)
 
 
 def test_methods_nothing_reads_are_refused_by_name(folder):
