@@ -166,7 +166,7 @@ def test_activations_are_freed_at_once(llama: Any):
     alive: list[int] = []
 
     def progress(done: int, total: int, label: str) -> None:
-        alive.append(sum(isinstance(thing, Activations) for thing in gc.get_objects()))
+        alive.append(sum(type(thing) is Activations for thing in gc.get_objects()))
 
     gc.collect()
     gc.disable()
