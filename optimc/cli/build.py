@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from optimc.cli import options
-from optimc.cli.format import format_bytes, format_metrics
+from optimc.cli.format import format_bytes
 from optimc.cli.progress import progress_bar
 
 
@@ -33,9 +33,9 @@ def build(
 ) -> None:
     """Build the engine a recipe describes. What earlier builds did already is taken from the cache."""
     from rich.console import Console
-    from rich.table import Table
 
     from optimc.build import BuildOptions, build_recipe, plan_build
+    from optimc.cli.pass_summary import print_passes
 
     build_options = BuildOptions(
         output=output,
@@ -68,16 +68,7 @@ def build(
     if result.up_to_date:
         console.print(f"{result.path} is up to date ({format_bytes(result.size_bytes)}); --fresh rebuilds it")
         return
-    from optimc.cli.pass_listing import quality_line
-
-    table = Table("pass", "seconds", "notes", title=f"{result.manifest.name} → {result.path}", title_justify="left")
-    for report in result.manifest.passes:
-        seconds = "cached" if report.cached else f"{report.seconds:.1f}"
-        table.add_row(report.name, seconds, ", ".join(format_metrics(report.metrics)))
-    console.print(table)
-    for report in result.manifest.passes:
-        if report.quality is not None:
-            console.print(f"{report.name}: {quality_line(report.quality)}", soft_wrap=True)
+    print_passes(console, f"{result.manifest.name} → {result.path}", result.manifest.passes)
     console.print(
         f"{format_bytes(result.size_bytes)} in {result.seconds:.1f} s; `optimc serve {result.path}` serves it"
     )

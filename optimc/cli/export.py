@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from optimc.cli import options
-from optimc.cli.format import format_bytes, format_metrics
+from optimc.cli.format import format_bytes
 from optimc.cli.progress import progress_bar
 
 
@@ -29,10 +29,9 @@ def export(
 ) -> None:
     """Write a recipe's weights in a checkpoint format of other tools. Weight passes run, graph passes do not."""
     from rich.console import Console
-    from rich.table import Table
 
     from optimc.build import BuildOptions, export_recipe
-    from optimc.cli.pass_listing import quality_line
+    from optimc.cli.pass_summary import print_passes
 
     build_options = BuildOptions(
         overrides=tuple(overrides or ()),
@@ -46,14 +45,7 @@ def export(
         typer.echo(json.dumps(result.to_json(), indent=2))
         return
     console = Console()
-    table = Table("pass", "seconds", "notes", title=f"{recipe.stem} → {result.folder}", title_justify="left")
-    for report in result.reports:
-        seconds = "cached" if report.cached else f"{report.seconds:.1f}"
-        table.add_row(report.name, seconds, ", ".join(format_metrics(report.metrics)))
-    console.print(table)
-    for report in result.reports:
-        if report.quality is not None:
-            console.print(f"{report.name}: {quality_line(report.quality)}", soft_wrap=True)
+    print_passes(console, f"{recipe.stem} → {result.folder}", result.reports)
     for note in result.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     console.print(

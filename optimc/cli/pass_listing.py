@@ -1,6 +1,6 @@
 """What a pass did, layer by layer, as text: errors, sizes, fallbacks, what it cost, what it could have chosen.
 
-`optimc inspect PLAN --layers` prints all of it, `optimc build` the line on quality.
+`optimc inspect PLAN --layers` prints all of it, `optimc build` quality and frontier (`pass_summary`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def pass_lines(report: PassReport) -> Iterator[str]:
         yield f"went on at layer {report.resumed_at}, where an earlier build had come to"
     if report.layers:
         yield from _layers(report.layers)
-    if report.frontier:
-        yield from _frontier(report.frontier)
+    yield from frontier_lines(report.frontier)
 
 
 def quality_line(quality: PassQuality) -> str:
@@ -41,6 +40,17 @@ def quality_line(quality: PassQuality) -> str:
         f"perplexity {quality.perplexity_before:.3f} → {quality.perplexity_after:.3f}, "
         f"KL {quality.kl_before:.4f} → {quality.kl_after:.4f} nats a token, over {quality.tokens:,} tokens"
     )
+
+
+def frontier_lines(points: Sequence[FrontierPoint]) -> Iterator[str]:
+    """List what a budget could have bought, a line each; nothing where there was no choice."""
+    if not points:
+        return
+    yield "choices that no other beats, by the sum of what each layer was measured to cost:"
+    yield f"  {'bits':>6} {'size':>11} {'KL':>9}"
+    for point in points:
+        mark = "  chosen" if point.chosen else ""
+        yield f"  {point.bits:>6.2f} {format_bytes(point.nbytes):>11} {point.kl:>9.4f}{mark}"
 
 
 def pass_json(report: PassReport) -> dict[str, Any]:
@@ -71,14 +81,6 @@ def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
     before, after = (sum(getattr(layer, name) for layer in layers) for name in ("bytes_before", "bytes_after"))
     more = f"{len(layers) - len(shown)} more (--json shows them); " if len(shown) < len(layers) else ""
     yield f"{more}{len(layers)} in all, {format_bytes(before)} → {format_bytes(after)}"
-
-
-def _frontier(points: Sequence[FrontierPoint]) -> Iterator[str]:
-    yield "choices that no other beats, by the sum of what each layer was measured to cost:"
-    yield f"  {'bits':>6} {'size':>11} {'KL':>9}"
-    for point in points:
-        mark = "  chosen" if point.chosen else ""
-        yield f"  {point.bits:>6.2f} {format_bytes(point.nbytes):>11} {point.kl:>9.4f}{mark}"
 
 
 def _row(layer: str, bits: str, group: str, error: str, damping: str, seconds: str, size: str) -> str:

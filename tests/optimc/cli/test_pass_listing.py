@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from optimc.cli.app import app
 from optimc.cli.kv_listing import describe_kv
 from optimc.cli.pass_listing import WORST, pass_lines
+from optimc.cli.pass_summary import print_passes
 from optimc.plan import FrontierPoint, KvLayer, KvLayout, LayerReport, PassQuality, PassReport
 
 QUALITY = PassQuality(perplexity_before=15.0912, perplexity_after=15.5, kl_before=0, kl_after=0.09876, tokens=1022)
@@ -83,6 +86,16 @@ def test_the_frontier_marks_what_was_chosen():
         ["4.00", "1.0", "MiB", "0.1000"],
         ["4.80", "2.0", "MiB", "0.0300", "chosen"],
     ]
+
+
+def test_a_build_prints_quality_and_frontier_below_the_passes():
+    printed = StringIO()
+    points = (FrontierPoint(bits=4, nbytes=1 << 20, kl=0.1, chosen=True),)
+    print_passes(Console(file=printed, width=120), "made", [report(quality=QUALITY), report(frontier=points)])
+    lines = printed.getvalue().splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("gptq: perplexity 15.091"))
+    assert lines[place + 1].startswith("choices that no other beats")
+    assert lines[-1].split() == ["4.00", "1.0", "MiB", "0.1000", "chosen"]
 
 
 def test_inspect_layers_shows_every_pass_that_has_some(plan):
