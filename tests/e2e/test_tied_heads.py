@@ -1,7 +1,8 @@
 """Embedding and head: what the configuration ties, what the checkpoint holds and what was quantized may disagree.
 
 (a) tied, no head tensor (b) the flag says tied, the head differs (c) untied (d) a quantized head (e) tied, and the
-recipe quantizes the head. Logits are those of the weights as they are stored, computed by transformers.
+recipe quantizes the head (f) the recipe quantizes the embedding. Logits are those of the weights as they are stored,
+computed by transformers.
 """
 
 from __future__ import annotations
@@ -153,6 +154,21 @@ def test_e_tied_and_the_recipe_quantizes_the_head(weights, facts, cache_dir, tmp
     with Plan.open(tmp_path / "tied.plan") as plan:
         rows = plan.tensor("weights/model.embed_tokens.weight")
         assert np.array_equal(np.asarray(rows).reshape(embedding.shape), embedding)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "onnxruntime"])
+def test_f_the_recipe_quantizes_the_embedding_alone(weights, facts, cache_dir, tmp_path, tied, backend):
+    embedding = weights["model.embed_tokens.weight"]
+    plain = weights | ({"lm_head.weight": embedding} if tied else {})
+    stored = {name: array for name, array in plain.items() if not (tied and name == "lm_head.weight")}
+    folder = write(tmp_path / "model", stored, facts | {"tie_word_embeddings": tied})
+    codes, scales, zeros = quantize_affine(embedding, 4, 32, symmetric=False)
+    rounded = Quantized(Dense.of(codes), Dense.of(scales), Dense.of(zeros), 4, 32).dequantize()
+    rtn = {"rtn": {"bits": 4, "group_size": 32, "only": ["embedding"]}}
+    target = {"backend": backend, "int8_activations": False}
+    actual = engine_logits(folder, tmp_path, cache_dir, passes=[rtn, "fuse"], target=target)
+    assert_close(actual, expected_logits(plain | {"model.embed_tokens.weight": rounded}, facts))
 
 
 def test_a_stray_tensor_and_a_missing_one_fail_by_name(weights, facts, cache_dir, tmp_path):

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from optimc_passes.artifact import Artifact
 from optimc_passes.choices import Scheme
 from optimc_passes.quantize.layer_patterns import LayerPatterns
-from optimc_passes.quantize.linears import LinearWeight, linear_weights
+from optimc_passes.quantize.linears import LinearWeight, embedding_weight, linear_weights
 from optimc_passes.quantize.selection import HEAD_PATTERN, RaggedPolicy, Selection, name_layers, select
 from optimc_passes.weights import Dense, Quantized, WeightStore
 
@@ -49,9 +49,11 @@ class Schemes(NamedTuple):
     """By module name, for the chosen layers: bits are a number, and a group size of -1 has become the row's length."""
 
 
-def schemes_of(config: LayerChoice, artifact: Artifact) -> Schemes:
-    """Decide for every linear layer of the model, without reading a weight."""
+def schemes_of(config: LayerChoice, artifact: Artifact, *, has_embedding: bool = False) -> Schemes:
+    """Decide for every linear layer of the model, without reading a weight; for its input embedding, too, if asked."""
     linears = linear_weights(artifact.checkpoint.config)
+    if has_embedding:
+        linears = (*linears, embedding_weight(artifact.checkpoint.config))
     if config.bits == "auto":
         selection, schemes = _chosen_before(config, artifact, linears)
     else:

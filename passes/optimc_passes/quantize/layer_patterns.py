@@ -15,7 +15,8 @@ class LayerPatterns(PassConfig):
 
     only: tuple[str, ...] = Field(default=(EVERY_LAYER,), min_length=1, strict=False)
     """Layers this pass is about, so that a recipe can treat some with other options than the rest: patterns as in
-    `ignore`, which takes its share out of them."""
+    `ignore`, which takes its share out of them. To `rtn`, `embedding` means the input embedding, which it leaves alone
+    unless it is named so."""
     ignore: tuple[str, ...] = Field(default=(HEAD_PATTERN,), strict=False)
     """Layers left as they are: globs over module names, or regular expressions after `re:`. `lm_head` means the output
     head whatever its name."""

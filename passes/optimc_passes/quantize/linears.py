@@ -1,4 +1,4 @@
-"""Which weights of a model belong to linear layers, read off the model's own structure."""
+"""Which weights belong to linear layers, and which to the input embedding, read off the model's own structure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class LinearWeight:
     """Whether it is the output head."""
     tied_to: str | None = None
     """Parameter whose values it shares, under whose name the checkpoint has them."""
+    is_embedding: bool = False
+    """Whether it is the table of the input embedding [V, C]: a lookup is a product with a one-hot row."""
 
     @property
     def layer(self) -> str:
@@ -33,11 +35,8 @@ class LinearWeight:
 def linear_weights(config: Any) -> tuple[LinearWeight, ...]:
     """List the linear layers of the transformers model of `config`, in the model's order, without loading weights."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-    model.tie_weights()
+    model = _without_memory(config)
     first_name: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first_name.setdefault(id(parameter), name)
@@ -51,3 +50,21 @@ def linear_weights(config: Any) -> tuple[LinearWeight, ...]:
             shape = (module.out_features, module.in_features)
             found.append(LinearWeight(own, shape, is_head=module is head, tied_to=tied_to))
     return tuple(found)
+
+
+def embedding_weight(config: Any) -> LinearWeight:
+    """Return the table of the input embedding of the transformers model of `config`, without loading it."""
+    model = _without_memory(config)
+    embedding = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    return LinearWeight(f"{name}.weight", tuple(embedding.weight.shape), is_embedding=True)
+
+
+def _without_memory(config: Any) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    model.tie_weights()
+    return model

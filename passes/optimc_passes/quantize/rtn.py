@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from optimc_passes.quantize.affine import AffineCodes, asymmetric_grid, encode, 
 from optimc_passes.quantize.clip import clipped_range
 from optimc_passes.quantize.config import LayerChoice, Schemes, current_weight, describe_selection, schemes_of
 from optimc_passes.quantize.layer_report import packed_bytes, quantized_metrics
-from optimc_passes.quantize.linears import LinearWeight
+from optimc_passes.quantize.linears import LinearWeight, linear_weights
 from optimc_passes.weights import Dense, Quantized, Weight, WeightStore
 
 
@@ -29,7 +30,7 @@ class RtnConfig(LayerChoice):
 
 
 class Rtn(Pass[RtnConfig]):
-    """Quantizes the weights of linear layers; embeddings, norms and biases stay as they are."""
+    """Quantizes the weights of linear layers, and the input embedding where it is named; all else stays as it is."""
 
     name = "rtn"
     version = 3
@@ -70,11 +71,15 @@ class Rtn(Pass[RtnConfig]):
                 )
             )
             changed[linear.name] = context.keep(linear.name, quantized)
+        decisions = describe_selection(selection, self.config.group_size)
+        for head in _left_behind(artifact, changed):
+            changed[head.name] = context.keep(head.name, artifact.weights[head.source])
+            decisions = (*decisions, f"{head.layer} keeps the values of {head.tied_to}, to which it was tied")
         context.progress(len(selection.chosen), len(selection.chosen), "")
         return PassResult(
             artifact.evolve(weights=WeightStore({**artifact.weights, **changed})),
             quantized_metrics(rows, changed, len(selection.skipped)),
-            describe_selection(selection, self.config.group_size),
+            decisions,
             layers=tuple(rows),
         )
 
@@ -87,7 +92,7 @@ class Rtn(Pass[RtnConfig]):
         ]
 
     def _schemes(self, artifact: Artifact) -> Schemes:
-        return schemes_of(self.config, artifact)
+        return schemes_of(self.config, artifact, has_embedding=True)
 
     def _quantize(self, linear: LinearWeight, weight: NDArray[np.float32], scheme: Scheme) -> Quantized:
         assert scheme.bits is not None, "layers that stay dense are not chosen"
@@ -110,6 +115,12 @@ class Rtn(Pass[RtnConfig]):
         low, high = clipped_range(weight, bits, scheme.group, symmetric=scheme.symmetric)
         scales, zeros = symmetric_grid(low, high, bits) if scheme.symmetric else asymmetric_grid(low, high, bits)
         return AffineCodes(encode(weight, scales, zeros, bits, scheme.group), scales, zeros)
+
+
+def _left_behind(artifact: Artifact, changed: Mapping[str, Weight]) -> list[LinearWeight]:
+    """Return the head if the embedding it is tied to changes and it does not."""
+    tied = [linear for linear in linear_weights(artifact.checkpoint.config) if linear.tied_to in changed]
+    return [linear for linear in tied if linear.name not in changed and linear.name not in artifact.weights]
 
 
 def _relative_error(weight: NDArray[np.float32], quantized: Quantized) -> float:

@@ -15,6 +15,8 @@ RaggedPolicy = Literal["error", "ragged", "skip"]
 EVERY_LAYER = "*"
 HEAD_PATTERN = "lm_head"
 """A pattern that means the output head, whatever the model calls it."""
+EMBEDDING_PATTERN = "embedding"
+"""The pattern that means the input embedding, whatever the model calls it; no other one does."""
 
 
 class Selection(NamedTuple):
@@ -61,8 +63,10 @@ def matches(linear: LinearWeight, pattern: str) -> bool:
     """Whether a pattern means this layer.
 
     A pattern is a glob over the module name ("model.layers.0.*", "*.down_proj"), or a regular expression that must
-    match all of it after the prefix "re:". `lm_head` always means the output head.
+    match all of it after the prefix "re:". `lm_head` always means the output head, and `embedding` alone the embedding.
     """
+    if linear.is_embedding:
+        return pattern == EMBEDDING_PATTERN
     if pattern == HEAD_PATTERN and linear.is_head:
         return True
     if pattern.startswith("re:"):

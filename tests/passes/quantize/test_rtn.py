@@ -153,6 +153,26 @@ def test_the_body_and_the_head_are_rounded_by_two_runs(tiny_decoder, tied):
     assert all(weights[name] is weight for name, weight in body.artifact.weights.items() if name != "lm_head.weight")
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_embedding_is_rounded_where_it_is_named_and_a_tied_head_keeps_its_values(tiny_decoder, tied):
+    decoder = tiny_decoder(tied=tied)
+    outcome = run(decoder, bits=8, group_size=16, only=("embedding",))
+    weights = outcome.artifact.weights
+    codes, _, _ = quantize_affine(decoder.arrays[EMBED], 8, 16, symmetric=False)
+    assert np.array_equal(weights[EMBED].codes.read(), codes)
+    head = decoder.arrays[EMBED if tied else "lm_head.weight"]
+    assert np.array_equal(weights["lm_head.weight"].read(), head)
+    assert [row.layer for row in outcome.report.layers] == ["model.embed_tokens"]
+    told = ("lm_head keeps the values of model.embed_tokens.weight, to which it was tied",) if tied else ()
+    assert outcome.report.decisions == told
+    # The head is still free to be rounded otherwise, from what it was.
+    after = Rtn(RtnConfig(bits=4, group_size=16, only=("lm_head",), ignore=()))(outcome.artifact).artifact
+    codes, _, _ = quantize_affine(head, 4, 16, symmetric=False)
+    assert np.array_equal(after.weights["lm_head.weight"].codes.read(), codes)
+    with pytest.raises(PassError, match="quantized already: model.embed_tokens; "):
+        Rtn(RtnConfig(group_size=16, only=("embedding",)))(after)
+
+
 def test_a_weight_that_is_not_finite_is_named(tiny_decoder):
     decoder = tiny_decoder()
     decoder.arrays[Q0][3, 3] = np.nan
