@@ -31,7 +31,8 @@ from optimc_passes.quantize.linears import LinearWeight, linear_weights
 from optimc_passes.quantize.scaled_rounding import NO_GAIN, NO_HEAD, UNDONE, foldable, held_moments, magnitudes
 from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.host_bytes import walk_host_bytes
-from optimc_passes.walk.layered_model import LoadedLayer, Stage
+from optimc_passes.walk.layered_model import Stage
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.walk.walk import Finished, LayerWork
 from optimc_passes.weights import Dense, Quantized, Weight
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import nn
 
-    from optimc_passes.walk.layered_model import LoadedLayer
+    from optimc_passes.walk.loaded_layer import LoadedLayer
 
 TOLERANCE = 1e-4
 """Largest change of a layer's output by a fold, relative to its largest element: float32 rounding stays far below."""

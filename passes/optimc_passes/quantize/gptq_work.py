@@ -17,7 +17,8 @@ from optimc_passes.quantize.gptq_solver import Factor, Solved, factorize, solve
 from optimc_passes.quantize.layer_report import packed_bytes
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.walk.activations import Activations, second_moment
-from optimc_passes.walk.layered_model import LoadedLayer, Stage
+from optimc_passes.walk.layered_model import Stage
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.walk.walk import Finished, LayerWork, Streams
 from optimc_passes.weights import Dense, Quantized, Weight
 

@@ -26,7 +26,8 @@ from optimc_passes.quantize.unit_options import Unit
 from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.budget import Budget
 from optimc_passes.walk.host_bytes import walk_host_bytes
-from optimc_passes.walk.layered_model import Head, LayeredModel, LoadedLayer
+from optimc_passes.walk.layered_model import Head, LayeredModel
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.weights import Dense, Weight
 
 _PREDICTIONS = 256

@@ -21,7 +21,8 @@ from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.quantize.scaled_rounding import NO_HEAD, UNDONE, foldable, magnitudes
 from optimc_passes.quantize.smoothquant import SmoothQuantConfig
 from optimc_passes.walk.activations import Activations
-from optimc_passes.walk.layered_model import LoadedLayer, Stage
+from optimc_passes.walk.layered_model import Stage
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.walk.walk import Finished, LayerWork
 from optimc_passes.weights import Dense, Quantized, Weight
 

@@ -1,17 +1,12 @@
 """A transformers model of which one decoder layer at a time has its weights.
 
-Letters: T tokens of a window, H attention heads, Hkv key and value heads, D channels of a head, V vocabulary.
-
-A decoder layer is run in five steps, so that every linear layer is computed once per token although a pass may change
-weights in between: what attention reads, what its output projection reads, what the feed-forward half reads, what its
-output projection reads, and the layer's output. The layer's own code does the norms, multipliers and sums; where a
-step needs only part of it, the rest is stood in for.
+Letters: T tokens of a window, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +22,8 @@ from optimc_passes.frontend.skeleton import freeze_longrope, parameters_on_meta
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.attention_function import WALK_ATTENTION, AttentionHook, walk_attention
+from optimc_passes.walk.loaded_layer import LoadedLayer
+from optimc_passes.walk.stand_in import Stop, all_replaced, put_parameter, replaced, stop_at_first, stopped
 from optimc_passes.walk.structure import ATTENTION, ATTENTION_OUT, MLP, MLP_OUT
 from optimc_passes.weights import Dense, Weight
 
@@ -41,136 +38,6 @@ class Stage:
     name: str
     """One of `STAGES`."""
     linears: tuple[LinearWeight, ...]
-
-
-class _Stop(Exception):  # noqa: N818 - not an error
-    """Ends a forward pass with what somebody wanted to see."""
-
-    def __init__(self, seen: Tensor, arguments: Mapping[str, Any] | None = None) -> None:
-        super().__init__("not an error")
-        self.seen = seen
-        self.arguments = dict(arguments or {})
-
-
-class LoadedLayer:
-    """One decoder layer with its weights in memory, float32."""
-
-    def __init__(self, model: LayeredModel, index: int, tensors: dict[str, Tensor]) -> None:
-        self._model = model
-        self.index = index
-        self.module = model.layer_module(index)
-        self.prefix = model.layer_prefix(index)
-        """Of its parameters' names: "model.layers.3."."""
-        self._original = dict(tensors)
-        self._tensors = tensors
-        self._attention_arguments: dict[int, dict[str, Any]] = {}
-        self._place(tensors)
-
-    def weight(self, name: str) -> NDArray[np.float32]:
-        """Return a parameter by its full name, norms and biases too; not to be written to."""
-        value: NDArray[np.float32] = self._tensors[name].numpy()
-        return value
-
-    def set_weight(self, name: str, value: NDArray[np.float32]) -> None:
-        """Replace a parameter; from now on the layer runs with the new one."""
-        assert value.shape == self._tensors[name].shape, (name, value.shape)
-        # A copy in torch's memory: how an array happens to be aligned must not reach the results' last bits.
-        self._tensors[name] = torch.tensor(value, dtype=torch.float32)
-        self._place({name: self._tensors[name]})
-
-    @contextmanager
-    def original_weights(self) -> Iterator[None]:
-        """Run with the weights the layer was loaded with."""
-        self._place(self._original)
-        try:
-            yield
-        finally:
-            self._place(self._tensors)
-
-    def run(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the layer's output [T, hidden] for its input [T, hidden], one window."""
-        with self._model.forward():
-            out: Tensor = self.module(_batch(x), **self._model.layer_arguments(self.index, len(x)))
-        result: NDArray[np.float32] = out[0].numpy()
-        return result
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        """Return what attention reads, [T, hidden]."""
-        with self._model.forward(), _replaced(self._attention, _stop_at_hidden_states):
-            stop = _stopped(lambda: self._forward(x))
-        self._attention_arguments[len(x)] = stop.arguments
-        return stop.seen
-
-    def attention_context(self, attention_input: Tensor) -> Tensor:
-        """Return what the output projection of attention reads, [T, H * D]. `attention_input` was called before."""
-        arguments = self._attention_arguments[len(attention_input)]
-        with self._model.forward(), _replaced(self._attention_out, _stop_at_first):
-            return _stopped(lambda: self._attention(hidden_states=attention_input[None], **arguments)).seen
-
-    def attention_output(self, context: Tensor) -> Tensor:
-        """Return what attention adds, [T, hidden]."""
-        with self._model.forward():
-            out: Tensor = self._attention_out(context)
-            return out
-
-    def mlp_input(self, x: Tensor, attention: Tensor) -> Tensor:
-        """Return what the feed-forward half reads, [T, hidden], given what attention added."""
-        with (
-            self._model.forward(),
-            _replaced(self._attention, lambda *_, **__: (attention[None], None)),
-            _replaced(self._mlp, _stop_at_first),
-        ):
-            return _stopped(lambda: self._forward(x)).seen
-
-    def mlp_context(self, mlp_input: Tensor) -> Tensor:
-        """Return what the output projection of the feed-forward half reads, [T, intermediate]."""
-        with self._model.forward(), _replaced(self._mlp_out, _stop_at_first):
-            return _stopped(lambda: self._mlp(mlp_input[None])).seen
-
-    def mlp_output(self, context: Tensor) -> Tensor:
-        """Return what the feed-forward half adds, [T, hidden]."""
-        with self._model.forward():
-            out: Tensor = self._mlp_out(context)
-            return out
-
-    def output(self, x: Tensor, attention: Tensor, mlp: Tensor) -> Tensor:
-        """Return the layer's output [T, hidden], given what its halves added."""
-        with (
-            self._model.forward(),
-            _replaced(self._attention, lambda *_, **__: (attention[None], None)),
-            _replaced(self._mlp, lambda *_, **__: mlp[None]),
-        ):
-            out: Tensor = self._forward(x)
-            return out[0]
-
-    def release(self) -> None:
-        """Take the weights away."""
-        self._place({name: torch.empty(tensor.shape, device="meta") for name, tensor in self._tensors.items()})
-        self._tensors, self._original = {}, {}
-
-    def _forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x[None], **self._model.layer_arguments(self.index, len(x)))
-        return out
-
-    def _place(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            _put(self.module, name.removeprefix(self.prefix), tensor)
-
-    @property
-    def _attention(self) -> nn.Module:
-        return self.module.get_submodule(ATTENTION)
-
-    @property
-    def _attention_out(self) -> nn.Module:
-        return self._attention.get_submodule(ATTENTION_OUT)
-
-    @property
-    def _mlp(self) -> nn.Module:
-        return self.module.get_submodule(MLP)
-
-    @property
-    def _mlp_out(self) -> nn.Module:
-        return self._mlp.get_submodule(MLP_OUT)
 
 
 class Head:
@@ -280,9 +147,9 @@ class LayeredModel:
         used, numbered = np.unique(np.concatenate([np.asarray(row, np.int64) for row in rows]), return_inverse=True)
         table = torch.tensor(_rows(weights[self.embedding_name], used), dtype=torch.float32)
         ends = np.cumsum([len(row) for row in rows])
-        with self._placed({self.embedding_name: table}), self.forward(), _replaced(self._layers[0], _stop_at_first):
+        with self._placed({self.embedding_name: table}), self.forward(), replaced(self._layers[0], stop_at_first):
             for index, ids in enumerate(np.split(numbered, ends[:-1])):
-                out.put(index, _stopped(partial(self._base, input_ids=torch.from_numpy(ids)[None])).seen)
+                out.put(index, stopped(partial(self._base, input_ids=torch.from_numpy(ids)[None])).seen)
 
     def normed(self, weights: Mapping[str, Weight], x: Activations, out: Activations) -> None:
         """Put what the head reads into `out`, given the last layer's output."""
@@ -293,10 +160,6 @@ class LayeredModel:
     def head(self, weights: Mapping[str, Weight]) -> Head:
         """Load final norm and head."""
         return Head(self, weights)
-
-    def head_logits(self, weights: Mapping[str, Weight], hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return logits [n, V] of the last layer's output [n, hidden]. For many calls in a row `head` loads once."""
-        return self.head(weights).logits(hidden)
 
     def head_weight(self, weights: Mapping[str, Weight]) -> Weight:
         """Return the head's weight [V, hidden]: its own, or the one it is tied to."""
@@ -322,11 +185,11 @@ class LayeredModel:
             def record(hidden_states: Tensor, **arguments: Any) -> Tensor:
                 seen.append(arguments)
                 if len(seen) == self.num_layers:
-                    raise _Stop(hidden_states)
+                    raise Stop(hidden_states)
                 return hidden_states
 
-            with _all_replaced(self._layers, record):
-                _stopped(partial(self._base, inputs_embeds=torch.zeros(1, length, self.hidden_size)))
+            with all_replaced(self._layers, record):
+                stopped(partial(self._base, inputs_embeds=torch.zeros(1, length, self.hidden_size)))
             self._arguments[length] = seen
         return self._arguments[length][layer]
 
@@ -337,7 +200,7 @@ class LayeredModel:
     @contextmanager
     def _layers_give(self, hidden: Tensor) -> Iterator[None]:
         """Let every layer return `hidden`, whatever it is given: embeddings may be scaled on their way to the first."""
-        with _all_replaced(self._layers, lambda *_, **__: hidden[None]):
+        with all_replaced(self._layers, lambda *_, **__: hidden[None]):
             yield
 
     def _end_parameters(self) -> list[str]:
@@ -352,12 +215,12 @@ class LayeredModel:
         """Give parameters outside the layers their values for a while."""
         before = {name: self._model.get_parameter(name) for name in tensors}
         for name, tensor in tensors.items():
-            _put(self._model, name, tensor)
+            put_parameter(self._model, name, tensor)
         try:
             yield
         finally:
             for name, parameter in before.items():
-                _put(self._model, name, parameter)
+                put_parameter(self._model, name, parameter)
 
     def _name_of(self, module: nn.Module) -> str:
         names: list[str] = [name for name, candidate in self._model.named_modules() if candidate is module]
@@ -376,56 +239,3 @@ def _rows(weight: Weight, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         picked: NDArray[np.float32] = weight.read()[rows].astype(np.float32)
         return picked
     return weight.rows(rows).dequantize()
-
-
-def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    owner, _, last = name.rpartition(".")
-    parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-    # Not through setattr: tied parameters are one object there, and each name is given its own here.
-    module.get_submodule(owner)._parameters[last] = parameter
-
-
-def _batch(x: NDArray[np.float32]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x))[None]
-
-
-def _stop_at_first(value: Tensor, **_arguments: Any) -> Any:
-    raise _Stop(value[0])
-
-
-def _stop_at_hidden_states(hidden_states: Tensor, **arguments: Any) -> Any:
-    raise _Stop(hidden_states[0], arguments)
-
-
-def _stopped(run: Callable[[], Any]) -> _Stop:
-    try:
-        run()
-    except _Stop as stop:
-        # A traceback holds frames, and those their callers': a circle that keeps activations until it is looked for.
-        return stop.with_traceback(None)
-    raise AssertionError("the model returned without calling what it was stopped at")
-
-
-@contextmanager
-def _replaced(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a module call `function` in place of its own `forward`."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = function
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = before
-
-
-@contextmanager
-def _all_replaced(modules: nn.ModuleList, function: Callable[..., Any]) -> Iterator[None]:
-    for module in modules:
-        module.__dict__["forward"] = function
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.__dict__.pop("forward")

@@ -19,7 +19,8 @@ from optimc_passes.memory import return_free_memory
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
-from optimc_passes.walk.layered_model import LayeredModel, LoadedLayer, Stage
+from optimc_passes.walk.layered_model import LayeredModel, Stage
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.walk.partial import Finished, PartialWork, Resumed
 from optimc_passes.weights import Dense, Weight
 

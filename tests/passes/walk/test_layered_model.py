@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
-from optimc_passes.walk.layered_model import LayeredModel, LoadedLayer
+from optimc_passes.walk.layered_model import LayeredModel
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.weights import Dense, WeightStore
 
 ROWS = tuple(np.random.default_rng(3).integers(0, 96, length).astype(np.int32) for length in (21, 5, 21))
@@ -55,7 +56,7 @@ def test_embedding_layers_and_head_equal_the_whole_model(family: Any):
             with model.loaded(layer, weights) as loaded:
                 hidden = loaded.run(hidden)
             assert close(hidden, expected[layer + 1]), f"after layer {layer}"
-        assert close(model.head_logits(weights, hidden), logits)
+        assert close(model.head(weights).logits(hidden), logits)
 
 
 def watch(module: torch.nn.Module, name: str, seen: dict[str, NDArray[np.float32]]) -> Any:
@@ -129,7 +130,7 @@ def test_codes_are_dequantized(make_family: Callable[..., Any], quantized: Calla
         x = Activations([len(row) for row in ROWS], model.hidden_size, **FREE)
         model.embed(store, ROWS, x)
         with model.loaded(0, store) as loaded:
-            results.append(model.head_logits(store, loaded.run(x.window(0))))
+            results.append(model.head(store).logits(loaded.run(x.window(0))))
     assert np.array_equal(*results)
 
 
@@ -138,7 +139,7 @@ def test_parameters_have_no_memory_outside_their_layer(make_family: Callable[...
     model = LayeredModel(family.config)
     with model.loaded(0, family.checkpoint.weights) as loaded:
         assert not any(parameter.is_meta for parameter in loaded.module.parameters())
-    model.head_logits(family.checkpoint.weights, np.zeros((3, 64), np.float32))
+    model.head(family.checkpoint.weights).logits(np.zeros((3, 64), np.float32))
     embedded(model, family)
     assert all(parameter.is_meta for parameter in model._model.parameters())
 
@@ -147,10 +148,10 @@ def test_a_head_of_its_own_is_used_where_there_is_one(make_family: Callable[...,
     family = make_family("llama")
     model, weights = LayeredModel(family.config), family.checkpoint.weights
     hidden = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    tied = model.head_logits(weights, hidden)
+    tied = model.head(weights).logits(hidden)
     own = WeightStore({**weights, "lm_head.weight": Dense.of(weights["model.embed_tokens.weight"].read() * 2)})
-    assert np.allclose(model.head_logits(own, hidden), 2 * tied, rtol=1e-5, atol=1e-5)
-    assert np.array_equal(model.head_logits(weights, hidden), tied)
+    assert np.allclose(model.head(own).logits(hidden), 2 * tied, rtol=1e-5, atol=1e-5)
+    assert np.array_equal(model.head(weights).logits(hidden), tied)
 
 
 def test_normed_is_what_the_head_reads(family: Any):

@@ -18,7 +18,8 @@ from optimc_passes.base import PassContext
 from optimc_passes.calibrate import Calibration
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.walk.activations import Activations
-from optimc_passes.walk.layered_model import LoadedLayer, Stage
+from optimc_passes.walk.layered_model import Stage
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.walk.walk import Finished, LayerWork, Streams, walk_layers
 from optimc_passes.weights import Dense
 
