@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from optimc.build import BuildOptions, plan_build
 from optimc.errors import ConfigError
 from optimc.plan import Plan, PlanTensor, write_plan
 from optimc_passes.calibrate import evaluation_windows
@@ -169,6 +172,29 @@ def test_the_decision_is_taken_from_the_cache_of_builds(build):
 def test_what_a_target_cannot_hold_is_a_fault_of_the_recipe(build, target, passes, words):
     with pytest.raises(ConfigError, match=words):
         build("kv-refused", passes=passes, target=target)
+
+
+def test_sequences_beyond_what_scales_of_channels_suit_are_refused_up_front(make_recipe, build, tmp_path):
+    """Before weights are read: RoPE goes on turning keys, and fixed scales cut them off there."""
+    limits = {"max_seq_len": 200, "max_step_tokens": 64, "max_seqs": 2, "kv_memory": "4MiB"}
+    given = {"limits": limits, "calibration": {"samples": 2, "seq_len": 64}}
+    for options in ({"positions": 100}, {"positions": 100, "keys": "channel"}):
+        recipe = make_recipe(tmp_path / "short.yaml", passes=kv_passes(**options), **given)
+        with pytest.raises(ConfigError, match=r"suit 100 positions, and sequences get 200 long; set positions: 200"):
+            plan_build(recipe, BuildOptions(output=tmp_path / "short.plan"))
+        with pytest.raises(ConfigError, match="suit 100 positions"):
+            build("kv-short", passes=kv_passes(**options), **given)
+    for options in ({"positions": 200}, {"positions": 100, "keys": "token"}, {}):
+        plan_build(make_recipe(tmp_path / "long.yaml", passes=kv_passes(**options), **given), BuildOptions())
+
+
+def test_models_longer_than_scales_suit_unless_told_are_refused_up_front(make_recipe, tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "long")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32768}))
+    given = {"model": str(folder), "calibration": CALIBRATION, "limits": {}}
+    with pytest.raises(ConfigError, match=r"suit 8192 positions, and sequences get 32768 long"):
+        plan_build(make_recipe(tmp_path / "r.yaml", passes=kv_passes(), **given), BuildOptions())
 
 
 def test_uncalibrated_scales_are_said_wherever_the_plan_is_looked_at(build, cli):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -75,7 +75,7 @@ class KvQuant(Pass[KvQuantConfig]):
     """Chooses what each layer's KV cache holds; no weight changes."""
 
     name = "kv_quant"
-    version = 1
+    version = 2
     stage = "weights"
     config_type = KvQuantConfig
 
@@ -83,6 +83,10 @@ class KvQuant(Pass[KvQuantConfig]):
     def uses_calibration(self) -> bool:
         """Whether keys may get scales of channels, and those are to be measured."""
         return self.config.keys != "token" and self.config.dtype != "fp8" and not self.config.allow_uncalibrated
+
+    def reach(self, model_config: Any) -> int | None:
+        """Return the length of the longest sequence that measured scales suit; None if none are measured."""
+        return self._positions(model_config) if self.uses_calibration else None
 
     def host_bytes(self, artifact: Artifact) -> int:
         """Return a decoder layer, the embedding's rows, and two windows of the widest activations, in float32."""
@@ -137,7 +141,7 @@ class KvQuant(Pass[KvQuantConfig]):
                 return _kept(layer, dtypes[layer], shape, _judge(seen))
 
             ways: tuple[KvKeys, ...] = ("token", "channel") if self.config.keys == "auto" else ("channel",)
-            walked = walk_keys(artifact, dtypes, ways, self._positions(artifact), finish, context)
+            walked = walk_keys(artifact, dtypes, ways, self._positions(artifact.checkpoint.config), finish, context)
             added, rows, resumed_at = walked.weights, walked.rows, walked.resumed_at
         else:
             finished = [_kept(layer, dtype, shape, self._unseen(dtype, shape)) for layer, dtype in enumerate(dtypes)]
@@ -176,8 +180,8 @@ class KvQuant(Pass[KvQuantConfig]):
         )
         return [config.float_dtype if layer in config.skip_layers else dtype for layer, dtype in enumerate(asked)]
 
-    def _positions(self, artifact: Artifact) -> int:
-        text = artifact.checkpoint.config.get_text_config(decoder=True)
+    def _positions(self, model_config: Any) -> int:
+        text = model_config.get_text_config(decoder=True)
         model = int(getattr(text, "max_position_embeddings", None) or MOST_POSITIONS)
         return min(model, MOST_POSITIONS) if self.config.positions is None else self.config.positions
 
@@ -205,7 +209,8 @@ class KvQuant(Pass[KvQuantConfig]):
         elif self.config.keys == "auto" and not self.uses_calibration:
             decisions.append("keys have scales of tokens: nothing was measured")
         if artifact.calibration is not None and any(choice.provenance == "calibrated" for choice in choices):
-            decisions.append(f"scales of channels suit the first {self._positions(artifact)} positions of a sequence")
+            reach = self._positions(artifact.checkpoint.config)
+            decisions.append(f"scales of channels suit the first {reach} positions of a sequence")
         return tuple(decisions)
 
 

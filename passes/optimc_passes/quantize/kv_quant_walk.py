@@ -32,8 +32,10 @@ from optimc_passes.quantize.kv_ranges import (
 )
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
-from optimc_passes.walk.layered_model import LayeredModel, LoadedLayer
+from optimc_passes.walk.layered_model import LayeredModel
+from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.walk.partial import Finished, PartialWork
+from optimc_passes.walk.structure import ATTENTION
 from optimc_passes.walk.walk import Walked
 from optimc_passes.weights import Weight
 
@@ -102,7 +104,7 @@ def walk_keys(
             context.progress(layer, len(dtypes), f"layer {layer}")
             began = time.perf_counter()
             with model.loaded(layer, artifact.weights) as loaded:
-                turning = _turning(model, layer, max(lengths), positions)
+                turning = _turning(model, loaded, max(lengths), positions)
                 added, report = finish(layer, _look(model, loaded, stream, dtypes[layer], ways, turning))
             timed = report.model_copy(update={"seconds": time.perf_counter() - began})
             finished = keep(Finished(added, (timed,)))
@@ -118,10 +120,15 @@ def _layer_bytes(model: LayeredModel) -> int:
     return max(sum(4 * int(np.prod(shape)) for shape in shapes) for shapes in layers)
 
 
-def _turning(model: LayeredModel, layer: int, seen: int, served: int) -> Turning | None:
-    """Return how a layer's RoPE goes on beyond windows of `seen` positions, from the factors the model hands it."""
-    factors = model.layer_arguments(layer, seen).get("position_embeddings")
-    if factors is None or seen < 2 or served <= seen:
+def _turning(model: LayeredModel, loaded: LoadedLayer, seen: int, served: int) -> Turning | None:
+    """Return how a layer's RoPE goes on beyond windows of `seen` positions, from the factors the model hands it.
+
+    Layers without positions are handed them too, and leave them.
+    """
+    with model.forward():  # what it makes is kept for every run of this length, masks included
+        factors = model.layer_arguments(loaded.index, seen).get("position_embeddings")
+    turns = bool(getattr(loaded.module.get_submodule(ATTENTION), "use_rope", True))
+    if factors is None or not turns or seen < 2 or served <= seen:
         return None
     cosine, sine = (factor[0, :2].double().numpy() for factor in factors)
     pairs = cosine.shape[1] // 2

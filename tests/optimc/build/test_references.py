@@ -50,3 +50,14 @@ def test_a_cache_format_is_asked_for_in_one_place_and_one_the_target_has(tmp_pat
     assert ("target", "kv_dtype") in findings(tmp_path, passes=passes, target={"kv_dtype": "int4"})
     found = findings(tmp_path, passes=passes, target={"backend": "onnxruntime"})
     assert [key[:2] for key in found] == [("passes", 0)]
+
+
+def test_keys_are_measured_on_the_weights_that_are_served(tmp_path):
+    """Scales of tokens are computed as keys are written, whatever weights made them."""
+    rtn, auto_bits = {"rtn": {"bits": 4}}, {"auto_bits": {"average_bits": 4}}
+    found = findings(tmp_path, passes=["kv_quant", auto_bits, rtn, "fuse"])
+    assert list(found) == [("passes", 0)]
+    assert "kv_quant measures keys, and rtn behind it changes the weights" in found["passes", 0]
+    assert findings(tmp_path, passes=[rtn, "kv_quant", "fuse"]) == {}
+    for unmeasured in ({"keys": "token"}, {"allow_uncalibrated": True}):
+        assert findings(tmp_path, passes=[{"kv_quant": unmeasured}, rtn]) == {}

@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 from optimc.errors import PassError
 from optimc_passes import kv_weights
@@ -61,7 +73,9 @@ def kv_quant(artifact, **options):
 
 def keys_of(model, rows):
     """Every layer's keys after RoPE on windows of tokens, [Hkv, tokens, D], from transformers' own cache."""
-    caches = [model(torch.from_numpy(row.astype(np.int64))[None], use_cache=True).past_key_values for row in rows]
+    # A cache that is not told of the configuration forgets nothing where attention has a window.
+    tokens = [torch.from_numpy(row.astype(np.int64))[None] for row in rows]
+    caches = [model(row, past_key_values=DynamicCache(), use_cache=True).past_key_values for row in tokens]
     return [
         np.concatenate([cache.layers[layer].keys[0].detach().numpy() for cache in caches], axis=1)
         for layer in range(LAYERS)
@@ -108,6 +122,31 @@ def test_scales_hold_keys_of_positions_that_calibration_did_not_reach(artifact_o
         assert (held[1] >= held[0]).all()
         # Pairs that turned around within a window were seen at every angle.
         np.testing.assert_array_equal(held[0][:, [0, 8]], held[1][:, [0, 8]])
+
+
+def test_layers_without_positions_have_no_keys_to_turn(artifact_of):
+    model = make_model(SmolLM3ForCausalLM, SmolLM3Config, no_rope_layers=[1, 0, 1], pad_token_id=0)
+    artifact = artifact_of(model)
+    near, far = (kv_quant(artifact, keys="channel", positions=count).artifact.weights for count in (24, 120))
+    same = [np.array_equal(near[name].read(), far[name].read()) for name in map(kv_weights.key_scales, range(LAYERS))]
+    assert same == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "facts"),
+    [
+        (MistralForCausalLM, MistralConfig, {}),
+        (Gemma2ForCausalLM, Gemma2Config, {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16}),
+    ],
+)
+def test_keys_are_those_of_a_model_whose_attention_has_a_window(artifact_of, kind, config, facts):
+    """A window of 3 tokens changes what later layers read, and so their keys."""
+    model = make_model(kind, config, sliding_window=3, head_dim=DIM, attn_implementation="eager", **facts)
+    artifact = artifact_of(model)
+    after = kv_quant(artifact, keys="channel", positions=24).artifact
+    for layer, keys in enumerate(keys_of(model, artifact.calibration.tokens)):
+        scales = after.weights[kv_weights.key_scales(layer)].read()
+        np.testing.assert_allclose(scales, np.abs(keys).max(axis=1) / 127, rtol=1e-4)
 
 
 def test_int4_spans_what_was_seen(artifact_of):
