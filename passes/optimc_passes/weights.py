@@ -56,6 +56,29 @@ class Quantized:
     """Static scale of the layer's input x: it is rounded to q = clip(round(x / scale), -127, 127) and read as
     q * scale. None: the target decides how activations are rounded, if at all."""
 
+    @classmethod
+    def of(
+        cls,
+        codes: NDArray[np.uint8],
+        scales: NDArray[np.float32],
+        zeros: NDArray[np.uint8] | None,
+        *,
+        bits: int,
+        group: int,
+        method: str,
+        activation_scale: float | None = None,
+    ) -> Quantized:
+        """Wrap codes [N, C] in the source's column order with their scales and zero points [N, g], all in memory."""
+        return cls(
+            codes=Dense.of(codes),
+            scales=Dense.of(scales),
+            zeros=None if zeros is None else Dense.of(zeros),
+            bits=bits,
+            group=group,
+            method=method,
+            activation_scale=activation_scale,
+        )
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(N, C)."""

@@ -22,6 +22,9 @@ SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 _FLOAT16 = np.finfo(np.float16)
 
+Grid = tuple[NDArray[np.float32], NDArray[np.uint8] | None]
+"""Scales [N, g], and zero points [N, g] or None: 2**(b - 1) everywhere."""
+
 
 class AffineCodes(NamedTuple):
     """A weight matrix as codes."""
@@ -47,7 +50,7 @@ def quantize_affine(weight: NDArray[np.floating], bits: int, group: int, *, symm
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         rows = np.flatnonzero(~np.isfinite(weight).all(axis=1))
         raise ValueError(f"{len(rows)} rows have elements that are not finite, the first is row {rows[0]}")
-    scales, zeros = symmetric_grid(low, high, bits) if symmetric else asymmetric_grid(low, high, bits)
+    scales, zeros = grid_of(low, high, bits, symmetric=symmetric)
     return AffineCodes(encode(weight, scales, zeros, bits, group), scales, zeros)
 
 
@@ -60,6 +63,11 @@ def group_range(weight: NDArray[np.float32], group: int) -> tuple[NDArray[np.flo
     low = np.minimum.reduceat(weight, starts, axis=1)
     high = np.maximum.reduceat(weight, starts, axis=1)
     return np.minimum(low, 0), np.maximum(high, 0)
+
+
+def grid_of(low: NDArray[np.float32], high: NDArray[np.float32], bits: int, *, symmetric: bool) -> Grid:
+    """Return grids for ranges [N, g] that include 0."""
+    return symmetric_grid(low, high, bits) if symmetric else asymmetric_grid(low, high, bits)
 
 
 def symmetric_grid(low: NDArray[np.float32], high: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], None]:

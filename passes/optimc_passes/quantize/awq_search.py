@@ -1,4 +1,4 @@
-"""Channel scales and clipped ranges that make rounding cheap where activations are large; pure arithmetic.
+"""Channel scales that make rounding cheap where activations are large; pure arithmetic.
 
 Activation-aware weight quantization (arXiv 2306.00978): the input channels of a linear layer are multiplied by s before
 rounding and the activations divided by s, so that channels with large activations get finer steps. The product is the
@@ -10,18 +10,18 @@ smallest. H, the second moment of the calibration activations, stands in for the
 pass. Not scaling at all is always among the candidates.
 
 Letters: N output features, C input features, P channels of the operation before (P < C where several input features
-come from one channel: values of a key/value head that a group of query heads shares), G group size.
+come from one channel: values of a key/value head that a group of query heads shares).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc_passes.quantize.affine import asymmetric_grid, group_range, symmetric_grid
+from optimc_passes.quantize.rounding import Round, output_error
 
 SMALLEST, LARGEST = 1e-4, 1e4
 """Bounds of a scale, around a middle of 1."""
@@ -34,9 +34,6 @@ _ROWS = 256
 """Rows of the weights by which candidates are compared: they rank them as all rows would, but for near ties."""
 _FINALISTS = 4
 """Candidates that are compared once more, by all rows."""
-
-Round = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-"""A weight [N, C] to the weight that its codes stand for."""
 
 
 @dataclass(frozen=True)
@@ -111,67 +108,6 @@ def scales_of(
     return spread
 
 
-def output_error(difference: NDArray[np.float32], moment: NDArray[np.float32]) -> float:
-    """Return tr(D H D^T) for D [N, C]: the squared error of the layer's output, summed over the tokens of H."""
-    return float(np.einsum("nc,nc->n", difference @ moment, difference).sum(dtype=np.float64))
-
-
-def nearest(bits: int, group: int, *, symmetric: bool) -> Round:
-    """Return what rounds a weight [N, C] to the nearest numbers of its groups' grids, and gives those numbers."""
-
-    def rounded(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-        low, high = group_range(weight, group)
-        scales, zeros = symmetric_grid(low, high, bits) if symmetric else asymmetric_grid(low, high, bits)
-        return _on_grid(weight, scales, zeros, bits, group)
-
-    return rounded
-
-
-def best_clip(
-    weight: NDArray[np.float32],
-    blocks: Sequence[NDArray[np.float32]],
-    bits: int,
-    group: int,
-    *,
-    symmetric: bool,
-    steps: int = 10,
-    smallest: float = 0.5,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the range (low, high), [N, g] each, within which each group of `weight` [N, C] is best rounded.
-
-    A range that leaves out the outermost elements has finer steps for the others. Ranges from all of the group's down
-    to `smallest` of it are tried, each judged by d H_g d^T for the group's rounding error d and the block H_g [G, G] of
-    the second moment; where none is better the whole range stays.
-    """
-    assert len(blocks) == -(-weight.shape[1] // group)
-    low, high = group_range(weight, group)
-    best = np.full(low.shape, np.inf, np.float32)
-    best_low, best_high = low.copy(), high.copy()
-    for factor in np.linspace(1, smallest, steps, dtype=np.float32):
-        tried_low, tried_high = low * factor, high * factor
-        scales, zeros = (
-            symmetric_grid(tried_low, tried_high, bits) if symmetric else asymmetric_grid(tried_low, tried_high, bits)
-        )
-        difference = _on_grid(weight, scales, zeros, bits, group)
-        difference -= weight
-        errors = np.stack(
-            [
-                np.einsum("ng,ng->n", part @ block, part)
-                for part, block in zip(_groups(difference, group), blocks, strict=True)
-            ],
-            axis=1,
-        )
-        better = errors < best
-        best = np.where(better, errors, best)
-        best_low, best_high = np.where(better, tried_low, best_low), np.where(better, tried_high, best_high)
-    return best_low, best_high
-
-
-def group_blocks(moment: NDArray[np.float32], group: int) -> list[NDArray[np.float32]]:
-    """Return the blocks [G, G] of a second moment [C, C] along its diagonal; the last one may be smaller."""
-    return [moment[at : at + group, at : at + group] for at in range(0, len(moment), group)]
-
-
 def _error(
     weights: Sequence[NDArray[np.float32]],
     moment: NDArray[np.float32],
@@ -227,29 +163,3 @@ def _per_channel(statistic: NDArray[np.float32], channels: NDArray[np.intp]) -> 
 def _floored(statistic: NDArray[np.float64]) -> NDArray[np.float64]:
     positive = statistic[statistic > 0]
     return np.maximum(statistic, _FLOOR * np.median(positive)) if len(positive) else np.ones_like(statistic)
-
-
-def _on_grid(
-    weight: NDArray[np.float32], scales: NDArray[np.float32], zeros: NDArray[np.uint8] | None, bits: int, group: int
-) -> NDArray[np.float32]:
-    """Return the nearest number of its group's grid for each element."""
-    rows, columns = weight.shape
-    offsets = np.full_like(scales, 2 ** (bits - 1)) if zeros is None else zeros.astype(np.float32)
-    if columns % group:
-        groups = np.arange(columns) // group
-        scales, offsets = scales[:, groups], offsets[:, groups]
-        parts = weight
-    else:
-        # Views of the groups: nothing of the weight's size is made for scales and zero points.
-        scales, offsets = scales[:, :, None], offsets[:, :, None]
-        parts = weight.reshape(rows, columns // group, group)
-    codes: NDArray[np.float32] = np.rint(parts / scales)
-    codes += offsets
-    np.clip(codes, 0, 2**bits - 1, out=codes)
-    codes -= offsets
-    codes *= scales
-    return codes.reshape(rows, columns)
-
-
-def _groups(array: NDArray[np.float32], group: int) -> list[NDArray[np.float32]]:
-    return [array[:, at : at + group] for at in range(0, array.shape[1], group)]

@@ -13,21 +13,15 @@ from optimc.errors import CheckpointError
 from optimc.plan import LayerReport
 from optimc_passes.artifact import Artifact
 from optimc_passes.choices import Scheme
-from optimc_passes.quantize.affine import asymmetric_grid, encode, group_range, symmetric_grid
+from optimc_passes.quantize.affine import encode, grid_of, group_range
 from optimc_passes.quantize.awq import AwqConfig
-from optimc_passes.quantize.awq_search import (
-    Round,
-    Scaling,
-    best_clip,
-    best_scales,
-    group_blocks,
-    nearest,
-    output_error,
-)
+from optimc_passes.quantize.awq_search import Scaling, best_scales
+from optimc_passes.quantize.clip import best_clip, group_blocks
 from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair, apply_folds, fold_pairs
 from optimc_passes.quantize.layer_report import packed_bytes
 from optimc_passes.quantize.linears import LinearWeight, linear_weights
+from optimc_passes.quantize.rounding import Round, nearest, output_error
 from optimc_passes.quantize.scaled_rounding import NO_GAIN, NO_HEAD, UNDONE, foldable, held_moments, magnitudes
 from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.host_bytes import walk_host_bytes
@@ -143,16 +137,9 @@ class AwqWork(LayerWork):
             low, high = best_clip(weight, blocks, scheme.bits, scheme.group, symmetric=scheme.symmetric)
         else:
             low, high = group_range(weight, scheme.group)
-        grid = symmetric_grid if scheme.symmetric else asymmetric_grid
-        scales, zeros = grid(low, high, scheme.bits)
-        quantized = Quantized(
-            codes=Dense.of(encode(weight, scales, zeros, scheme.bits, scheme.group)),
-            scales=Dense.of(scales),
-            zeros=None if zeros is None else Dense.of(zeros),
-            bits=scheme.bits,
-            group=scheme.group,
-            method="awq",
-        )
+        scales, zeros = grid_of(low, high, scheme.bits, symmetric=scheme.symmetric)
+        codes = encode(weight, scales, zeros, scheme.bits, scheme.group)
+        quantized = Quantized.of(codes, scales, zeros, bits=scheme.bits, group=scheme.group, method="awq")
         whole = output_error(weight, found.moment)
         lost = output_error(quantized.dequantize() - weight, found.moment)
         changes = {

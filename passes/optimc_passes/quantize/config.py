@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -69,6 +70,15 @@ def schemes_of(config: LayerChoice, artifact: Artifact, *, has_embedding: bool =
 def current_weight(linear: LinearWeight, weights: WeightStore) -> Dense | Quantized:
     """Return the layer's weight as it is now: its own if it has been given one, else the one it is tied to."""
     return weights[linear.name] if linear.name in weights else weights[linear.source]
+
+
+def not_as_asked(chosen: Sequence[LinearWeight], weights: WeightStore, *, quantized: bool = True) -> list[str]:
+    """Return a sentence for each chosen layer that is not quantized, or that is though it should have stayed dense."""
+    return [
+        f"{linear.layer} is {'not quantized' if quantized else 'quantized'}"
+        for linear in chosen
+        if isinstance(weights.get(linear.name), Quantized) != quantized
+    ]
 
 
 def describe_selection(selection: Selection, group_size: int) -> tuple[str, ...]:

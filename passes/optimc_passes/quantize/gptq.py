@@ -8,12 +8,12 @@ from pydantic import Field
 
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import Pass, PassContext, PassResult
-from optimc_passes.quantize.config import LayerChoice, Schemes, describe_selection, schemes_of
+from optimc_passes.quantize.config import LayerChoice, Schemes, describe_selection, not_as_asked, schemes_of
 from optimc_passes.quantize.layer_report import quantized_metrics
 from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.walk.host_bytes import walk_host_bytes
 from optimc_passes.walk.structure import structure_problems
-from optimc_passes.weights import Quantized, WeightStore
+from optimc_passes.weights import WeightStore
 
 
 class GptqConfig(LayerChoice):
@@ -76,11 +76,7 @@ class Gptq(Pass[GptqConfig]):
 
     def ensures(self, before: Artifact, after: Artifact) -> list[str]:
         """Return chosen layers that are not quantized as asked."""
-        return [
-            f"{linear.layer} is not quantized"
-            for linear in self._schemes(before).selection.chosen
-            if not isinstance(after.weights[linear.name], Quantized)
-        ]
+        return not_as_asked(self._schemes(before).selection.chosen, after.weights)
 
     def _schemes(self, artifact: Artifact) -> Schemes:
         return schemes_of(self.config, artifact)

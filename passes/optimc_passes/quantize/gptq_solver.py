@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimc_passes.quantize.affine import asymmetric_grid, encode, group_range, symmetric_grid
+from optimc_passes.quantize.affine import Grid, encode, grid_of, group_range
 from optimc_passes.quantize.clip import clipped_range
 from optimc_passes.quantize.gptq_refine import refine
 from optimc_passes.quantize.one_thread import one_thread
@@ -157,16 +157,14 @@ def solve(
     return Solved(codes, scales, zeros, errors, norms, factor.damping, None, worse)
 
 
-def _grid(
-    weight: NDArray[np.float32], moment: Tensor | None, bits: int, group: int, symmetric: bool
-) -> tuple[NDArray[np.float32], NDArray[np.uint8] | None]:
+def _grid(weight: NDArray[np.float32], moment: Tensor | None, bits: int, group: int, symmetric: bool) -> Grid:
     """Return scales and zero points of each group; with a moment, its diagonal decides how much range is given up."""
     importance = None if moment is None else moment.diagonal().numpy()
     if importance is None or not importance.any():
         low, high = group_range(weight, group)
     else:
         low, high = clipped_range(weight, bits, group, symmetric=symmetric, importance=importance)
-    return symmetric_grid(low, high, bits) if symmetric else asymmetric_grid(low, high, bits)
+    return grid_of(low, high, bits, symmetric=symmetric)
 
 
 def _round_columns(

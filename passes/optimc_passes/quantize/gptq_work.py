@@ -124,13 +124,8 @@ class GptqWork(LayerWork):
 
     def _finish(self, linear: LinearWeight, solved: Solved, scheme: Scheme, seconds: float) -> None:
         assert scheme.bits is not None
-        quantized = Quantized(
-            codes=Dense.of(solved.codes),
-            scales=Dense.of(solved.scales),
-            zeros=None if solved.zeros is None else Dense.of(solved.zeros),
-            bits=scheme.bits,
-            group=scheme.group,
-            method="gptq",
+        quantized = Quantized.of(
+            solved.codes, solved.scales, solved.zeros, bits=scheme.bits, group=scheme.group, method="gptq"
         )
         source = linear.name if linear.name in self._weights else linear.source
         norm = float(solved.norms.sum())

@@ -42,12 +42,17 @@ def quantized_metrics(rows: Sequence[LayerReport], weights: Mapping[str, Weight]
         "stored_bytes": sum(map(stored_bytes, codes)),
         "payload_bits": sum(weight.bits * int(np.prod(weight.shape)) for weight in codes) / max(elements, 1),
     }
+    return metrics | error_metrics(rows)
+
+
+def error_metrics(rows: Sequence[LayerReport]) -> Metrics:
+    """Return the mean and the largest of the layers' errors, and whose that is; nothing where none has an error."""
     errors = {row.layer: row.error for row in rows if row.error is not None}
-    if errors:
-        worst = max(errors, key=errors.__getitem__)
-        metrics |= {
-            "relative_error_mean": sum(errors.values()) / len(errors),
-            "relative_error_max": errors[worst],
-            "worst_layer": worst,
-        }
-    return metrics
+    if not errors:
+        return {}
+    worst = max(errors, key=errors.__getitem__)
+    return {
+        "relative_error_mean": sum(errors.values()) / len(errors),
+        "relative_error_max": errors[worst],
+        "worst_layer": worst,
+    }

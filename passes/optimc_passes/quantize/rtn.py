@@ -14,9 +14,16 @@ from optimc.plan import LayerReport
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import Pass, PassContext, PassResult
 from optimc_passes.choices import Scheme
-from optimc_passes.quantize.affine import AffineCodes, asymmetric_grid, encode, quantize_affine, symmetric_grid
+from optimc_passes.quantize.affine import AffineCodes, encode, grid_of, quantize_affine
 from optimc_passes.quantize.clip import clipped_range
-from optimc_passes.quantize.config import LayerChoice, Schemes, current_weight, describe_selection, schemes_of
+from optimc_passes.quantize.config import (
+    LayerChoice,
+    Schemes,
+    current_weight,
+    describe_selection,
+    not_as_asked,
+    schemes_of,
+)
 from optimc_passes.quantize.layer_report import packed_bytes, quantized_metrics
 from optimc_passes.quantize.linears import LinearWeight, linear_weights
 from optimc_passes.weights import Dense, Quantized, Weight, WeightStore
@@ -85,11 +92,7 @@ class Rtn(Pass[RtnConfig]):
 
     def ensures(self, before: Artifact, after: Artifact) -> list[str]:
         """Return chosen layers that are not quantized as asked."""
-        return [
-            f"{linear.layer} is not quantized"
-            for linear in self._schemes(before).selection.chosen
-            if not isinstance(after.weights[linear.name], Quantized)
-        ]
+        return not_as_asked(self._schemes(before).selection.chosen, after.weights)
 
     def _schemes(self, artifact: Artifact) -> Schemes:
         return schemes_of(self.config, artifact, has_embedding=True)
@@ -100,20 +103,13 @@ class Rtn(Pass[RtnConfig]):
             codes, scales, zeros = self._rounded(weight, scheme.bits, scheme)
         except ValueError as error:
             raise CheckpointError(f"{linear.source}: {error}") from error
-        return Quantized(
-            codes=Dense.of(codes),
-            scales=Dense.of(scales),
-            zeros=None if zeros is None else Dense.of(zeros),
-            bits=scheme.bits,
-            group=scheme.group,
-            method=self.name,
-        )
+        return Quantized.of(codes, scales, zeros, bits=scheme.bits, group=scheme.group, method=self.name)
 
     def _rounded(self, weight: NDArray[np.float32], bits: int, scheme: Scheme) -> AffineCodes:
         if self.config.clip == "none" or not np.isfinite(weight).all():
             return quantize_affine(weight, bits, scheme.group, symmetric=scheme.symmetric)
         low, high = clipped_range(weight, bits, scheme.group, symmetric=scheme.symmetric)
-        scales, zeros = symmetric_grid(low, high, bits) if scheme.symmetric else asymmetric_grid(low, high, bits)
+        scales, zeros = grid_of(low, high, bits, symmetric=scheme.symmetric)
         return AffineCodes(encode(weight, scales, zeros, bits, scheme.group), scales, zeros)
 
 

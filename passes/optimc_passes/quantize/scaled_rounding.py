@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from optimc.plan import LayerReport
 from optimc_passes.base import Metrics
 from optimc_passes.quantize.folding import FoldPair
+from optimc_passes.quantize.layer_report import error_metrics
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.weights import Quantized, Weight
 
@@ -68,15 +69,7 @@ def row_metrics(rows: Sequence[LayerReport]) -> Metrics:
         "bytes_before": sum(row.bytes_before for row in rows),
         "bytes_after": sum(row.bytes_after for row in rows),
     }
-    errors = {row.layer: row.error for row in rows if row.error is not None}
-    if errors:
-        worst = max(errors, key=errors.__getitem__)
-        metrics |= {
-            "relative_error_mean": sum(errors.values()) / len(errors),
-            "relative_error_max": errors[worst],
-            "worst_layer": worst,
-        }
-    return metrics
+    return metrics | error_metrics(rows)
 
 
 def held_moments(linears: Iterable[LinearWeight]) -> int:

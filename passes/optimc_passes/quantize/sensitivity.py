@@ -20,8 +20,8 @@ from optimc.plan import KvDtype
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
 from optimc_passes.choices import Scheme
-from optimc_passes.quantize.awq_search import nearest, output_error
 from optimc_passes.quantize.kv_ranges import round_by_token
+from optimc_passes.quantize.rounding import nearest, output_error
 from optimc_passes.quantize.unit_options import Unit
 from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.budget import Budget

@@ -15,12 +15,12 @@ from pydantic import Field, model_validator
 
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import Pass, PassContext, PassResult
-from optimc_passes.quantize.config import LayerChoice, describe_selection, schemes_of
+from optimc_passes.quantize.config import LayerChoice, describe_selection, not_as_asked, schemes_of
 from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.quantize.scaled_rounding import row_metrics, scaling_decisions
 from optimc_passes.walk.host_bytes import walk_host_bytes
 from optimc_passes.walk.structure import structure_problems
-from optimc_passes.weights import Quantized, WeightStore
+from optimc_passes.weights import WeightStore
 
 
 class SmoothQuantConfig(LayerChoice):
@@ -89,8 +89,4 @@ class SmoothQuant(Pass[SmoothQuantConfig]):
     def ensures(self, before: Artifact, after: Artifact) -> list[str]:
         """Return chosen layers that are not as asked."""
         rounds = self.config.rounding == "nearest"
-        return [
-            f"{linear.layer} is {'not quantized' if rounds else 'quantized'}"
-            for linear in schemes_of(self.config, before).selection.chosen
-            if isinstance(after.weights.get(linear.name), Quantized) != rounds
-        ]
+        return not_as_asked(schemes_of(self.config, before).selection.chosen, after.weights, quantized=rounds)

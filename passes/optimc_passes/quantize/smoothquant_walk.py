@@ -110,10 +110,10 @@ class SmoothQuantWork(LayerWork):
         except ValueError as error:
             raise CheckpointError(f"{linear.layer}: {error}") from error
         static = self._config.activations == "static"
-        quantized = Quantized(
-            codes=Dense.of(codes),
-            scales=Dense.of(scales),
-            zeros=None,
+        quantized = Quantized.of(
+            codes,
+            scales,
+            None,
             bits=8,
             group=weight.shape[1],
             method="smoothquant",

@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 
 from optimc_passes.quantize import awq_search
-from optimc_passes.quantize.affine import asymmetric_grid, encode, group_range, quantize_affine, symmetric_grid
-from optimc_passes.quantize.awq_search import (
-    LARGEST,
-    SMALLEST,
-    best_clip,
-    best_scales,
-    group_blocks,
-    nearest,
-    output_error,
-    scales_of,
-)
+from optimc_passes.quantize.affine import encode, grid_of, group_range, quantize_affine
+from optimc_passes.quantize.awq_search import LARGEST, SMALLEST, best_scales, scales_of
+from optimc_passes.quantize.clip import best_clip, group_blocks
+from optimc_passes.quantize.rounding import nearest, output_error
 
 RNG = np.random.default_rng(11)
 
@@ -164,7 +157,7 @@ def test_clipped_ranges_lower_the_error_of_each_group_by_its_own_inputs(group, s
     assert low.shape == high.shape == (40, -(-64 // group))
 
     def errors(low, high):
-        scales, zeros = symmetric_grid(low, high, 3) if symmetric else asymmetric_grid(low, high, 3)
+        scales, zeros = grid_of(low, high, 3, symmetric=symmetric)
         spread = np.arange(64) // group
         offsets = np.float32(4) if zeros is None else zeros[:, spread].astype(np.float32)
         codes = encode(weight, scales, zeros, 3, group)
