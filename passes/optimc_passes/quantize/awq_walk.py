@@ -19,10 +19,18 @@ from optimc_passes.quantize.awq_search import Scaling, best_scales
 from optimc_passes.quantize.clip import best_clip, group_blocks
 from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair, apply_folds, fold_pairs
-from optimc_passes.quantize.layer_report import packed_bytes
+from optimc_passes.quantize.layer_report import packed_bytes, weight_bytes
 from optimc_passes.quantize.linears import LinearWeight, linear_weights
 from optimc_passes.quantize.rounding import Round, nearest, output_error
-from optimc_passes.quantize.scaled_rounding import NO_GAIN, NO_HEAD, UNDONE, foldable, held_moments, magnitudes
+from optimc_passes.quantize.scaled_rounding import (
+    NO_GAIN,
+    NO_HEAD,
+    UNDONE,
+    foldable,
+    held_moments,
+    inputs_not_finite,
+    magnitudes,
+)
 from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.host_bytes import walk_host_bytes
 from optimc_passes.walk.layered_model import Stage
@@ -152,12 +160,10 @@ class AwqWork(LayerWork):
         return quantized, row.model_copy(update={**changes, "seconds": row.seconds + time.perf_counter() - start})
 
     def _row(self, linear: LinearWeight, found: _Found) -> LayerReport:
-        before = current_weight(linear, self._artifact.weights)
-        nbytes = before.nbytes if isinstance(before, Dense) else packed_bytes(before)
         return LayerReport(
             layer=linear.layer,
             seconds=found.seconds / len(found.linears),
-            bytes_before=nbytes,
+            bytes_before=weight_bytes(current_weight(linear, self._artifact.weights)),
             bytes_after=4 * linear.shape[0] * linear.shape[1],
             note=found.note or _gain(found.scaling),
         )
@@ -177,10 +183,7 @@ def _check_finite(linear: LinearWeight, weight: NDArray[np.float32]) -> None:
 def _moment(inputs: Activations, linear: LinearWeight) -> NDArray[np.float32]:
     moment = second_moment(inputs)
     if not np.isfinite(moment).all():
-        raise CheckpointError(
-            f"{linear.layer}: what it reads is not finite on the calibration text; a weight before it is damaged, or "
-            "its activations are beyond float32's range"
-        )
+        raise inputs_not_finite(linear)
     return moment
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -12,7 +12,7 @@ from optimc_passes.choices import Scheme
 from optimc_passes.quantize.layer_patterns import LayerPatterns
 from optimc_passes.quantize.linears import LinearWeight, embedding_weight, linear_weights
 from optimc_passes.quantize.selection import HEAD_PATTERN, RaggedPolicy, Selection, name_layers, select
-from optimc_passes.weights import Dense, Quantized, WeightStore
+from optimc_passes.weights import Quantized, Weight, WeightStore
 
 
 class LayerChoice(LayerPatterns):
@@ -67,7 +67,7 @@ def schemes_of(config: LayerChoice, artifact: Artifact, *, has_embedding: bool =
     return Schemes(selection._replace(problems=tuple(problems)), schemes)
 
 
-def current_weight(linear: LinearWeight, weights: WeightStore) -> Dense | Quantized:
+def current_weight(linear: LinearWeight, weights: Mapping[str, Weight]) -> Weight:
     """Return the layer's weight as it is now: its own if it has been given one, else the one it is tied to."""
     return weights[linear.name] if linear.name in weights else weights[linear.source]
 

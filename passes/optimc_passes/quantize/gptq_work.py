@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from optimc.errors import CheckpointError
 from optimc.plan import LayerReport
 from optimc_passes.choices import Scheme
+from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.gptq_solver import Factor, Solved, factorize, solve
-from optimc_passes.quantize.layer_report import packed_bytes
+from optimc_passes.quantize.layer_report import packed_bytes, weight_bytes
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.layered_model import Stage
 from optimc_passes.walk.loaded_layer import LoadedLayer
 from optimc_passes.walk.walk import Finished, LayerWork, Streams
-from optimc_passes.weights import Dense, Quantized, Weight
+from optimc_passes.weights import Quantized, Weight
 
 if TYPE_CHECKING:
     from optimc_passes.quantize.gptq import GptqConfig
@@ -127,7 +128,6 @@ class GptqWork(LayerWork):
         quantized = Quantized.of(
             solved.codes, solved.scales, solved.zeros, bits=scheme.bits, group=scheme.group, method="gptq"
         )
-        source = linear.name if linear.name in self._weights else linear.source
         norm = float(solved.norms.sum())
         self._finished[linear.name] = quantized
         self._rows.append(
@@ -139,7 +139,7 @@ class GptqWork(LayerWork):
                 damping=solved.damping,
                 fallback=solved.fallback,
                 seconds=seconds,
-                bytes_before=_nbytes(self._weights[source]),
+                bytes_before=weight_bytes(current_weight(linear, self._weights)),
                 bytes_after=packed_bytes(quantized),
                 note=_note(solved),
             )
@@ -163,10 +163,6 @@ def _note(solved: Solved) -> str | None:
     if count == 0 or solved.fallback is not None:
         return None
     return f"{count} of {len(solved.nearest)} rows are rounded to nearest: it costs them less"
-
-
-def _nbytes(weight: Weight) -> int:
-    return weight.nbytes if isinstance(weight, Dense) else packed_bytes(weight)
 
 
 def _rows_of(solved: Solved, rows: slice) -> Solved:

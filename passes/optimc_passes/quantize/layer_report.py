@@ -8,7 +8,7 @@ import numpy as np
 
 from optimc.plan import LayerReport
 from optimc_passes.base import Metrics
-from optimc_passes.weights import Quantized, Weight
+from optimc_passes.weights import Dense, Quantized, Weight
 
 SCALE_BYTES = 2
 """Scales are float16 numbers wherever weights allow it, and stored so."""
@@ -19,6 +19,11 @@ def packed_bytes(weight: Quantized) -> int:
     zeros = 0 if weight.zeros is None else int(np.prod(weight.zeros.shape))
     code_bits = (int(np.prod(weight.shape)) + zeros) * weight.bits
     return (code_bits + 7) // 8 + weight.scales.nbytes + (weight.permutation.nbytes if weight.permutation else 0)
+
+
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of a weight as `LayerReport` counts them: as it lies there, or packed."""
+    return weight.nbytes if isinstance(weight, Dense) else packed_bytes(weight)
 
 
 def stored_bytes(weight: Quantized) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from optimc.errors import CheckpointError
 from optimc.plan import LayerReport
 from optimc_passes.base import Metrics
 from optimc_passes.quantize.folding import FoldPair
@@ -47,6 +48,14 @@ def magnitudes(inputs: Activations) -> tuple[NDArray[np.float32], NDArray[np.flo
         total += window.sum(axis=0, dtype=np.float64)
         largest = np.maximum(largest, window.max(axis=0))
     return (total / max(inputs.tokens, 1)).astype(np.float32), largest
+
+
+def inputs_not_finite(linear: LinearWeight) -> CheckpointError:
+    """Return the error that names a layer which reads infinities or NaN."""
+    return CheckpointError(
+        f"{linear.layer}: what it reads is not finite on the calibration text; a weight before it is damaged, or "
+        "its activations are beyond float32's range"
+    )
 
 
 def scaling_decisions(rows: Iterable[LayerReport]) -> tuple[str, ...]:

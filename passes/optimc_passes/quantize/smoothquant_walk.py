@@ -16,9 +16,9 @@ from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.quantize.awq_search import scales_of
 from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair, apply_folds, fold_pairs
-from optimc_passes.quantize.layer_report import packed_bytes
+from optimc_passes.quantize.layer_report import packed_bytes, weight_bytes
 from optimc_passes.quantize.linears import LinearWeight
-from optimc_passes.quantize.scaled_rounding import NO_HEAD, UNDONE, foldable, magnitudes
+from optimc_passes.quantize.scaled_rounding import NO_HEAD, UNDONE, foldable, inputs_not_finite, magnitudes
 from optimc_passes.quantize.smoothquant import SmoothQuantConfig
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.layered_model import Stage
@@ -131,11 +131,10 @@ class SmoothQuantWork(LayerWork):
         return quantized, row.model_copy(update=changes)
 
     def _row(self, linear: LinearWeight, seen: _Seen) -> LayerReport:
-        before = current_weight(linear, self._artifact.weights)
         return LayerReport(
             layer=linear.layer,
             seconds=seen.seconds / len(seen.linears),
-            bytes_before=before.nbytes if isinstance(before, Dense) else packed_bytes(before),
+            bytes_before=weight_bytes(current_weight(linear, self._artifact.weights)),
             bytes_after=4 * linear.shape[0] * linear.shape[1],
             note=seen.note,
         )
@@ -164,8 +163,5 @@ def activation_scale(largest: float) -> float:
 def _largest(inputs: Activations, linear: LinearWeight) -> NDArray[np.float32]:
     largest = magnitudes(inputs)[1]
     if not np.isfinite(largest).all():
-        raise CheckpointError(
-            f"{linear.layer}: what it reads is not finite on the calibration text; a weight before it is damaged, or "
-            "its activations are beyond float32's range"
-        )
+        raise inputs_not_finite(linear)
     return largest

@@ -15,8 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from optimc.errors import PassError
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
-from optimc_passes.calibrate import Calibration
-from optimc_passes.load import load_checkpoint
 from optimc_passes.quantize.auto_bits import AutoBits, AutoBitsConfig
 from optimc_passes.quantize.awq import Awq, AwqConfig
 from optimc_passes.quantize.gptq import Gptq, GptqConfig
@@ -51,17 +49,6 @@ def make_model(**facts: Any) -> Any:
             linear.weight *= 0.02
         model.model.layers[2].mlp.down_proj.weight *= 4
     return model
-
-
-@pytest.fixture
-def artifact_of(tmp_path: Path) -> Any:
-    def make(model: Any) -> Artifact:
-        model.save_pretrained(tmp_path)
-        rows = tuple(np.random.default_rng(5).integers(0, 96, (4, 24), np.int32))
-        calibration = Calibration(rows, "digest", 96, "random tokens")
-        return Artifact.start(load_checkpoint(str(tmp_path), cache_dir=tmp_path), calibration)
-
-    return make
 
 
 def auto_bits(artifact: Artifact, **options: Any) -> Any:

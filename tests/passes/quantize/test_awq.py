@@ -13,8 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCau
 from optimc.errors import PassError
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
-from optimc_passes.calibrate import Calibration
-from optimc_passes.load import load_checkpoint
 from optimc_passes.quantize.awq import Awq, AwqConfig
 from optimc_passes.quantize.rtn import Rtn, RtnConfig
 from optimc_passes.weights import Dense, Quantized
@@ -46,17 +44,6 @@ def make_model(kind: Any = LlamaForCausalLM, config: Any = LlamaConfig, **facts:
                 parameter.uniform_(0.5, 1.5)
                 parameter[[3, 17, 40]] *= 20
     return model
-
-
-@pytest.fixture
-def artifact_of(tmp_path: Path) -> Any:
-    def make(model: Any, tokens: int = 24) -> Artifact:
-        model.save_pretrained(tmp_path)
-        rows = tuple(np.random.default_rng(5).integers(0, 96, (4, tokens), np.int32))
-        calibration = Calibration(rows, "digest", 4 * tokens, "random tokens")
-        return Artifact.start(load_checkpoint(str(tmp_path), cache_dir=tmp_path), calibration)
-
-    return make
 
 
 def awq(artifact: Artifact, **options: Any) -> Any:

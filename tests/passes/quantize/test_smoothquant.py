@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausa
 
 from optimc.errors import PassError
 from optimc_passes.artifact import Artifact
-from optimc_passes.calibrate import Calibration
-from optimc_passes.load import load_checkpoint
 from optimc_passes.quantize.rtn import Rtn, RtnConfig
 from optimc_passes.quantize.smoothquant import SmoothQuant, SmoothQuantConfig
 from optimc_passes.quantize.smoothquant_walk import activation_scale, smoothing
@@ -45,17 +42,6 @@ def make_model(kind: Any = LlamaForCausalLM, config: Any = LlamaConfig, **facts:
                 parameter.uniform_(0.5, 1.5)
                 parameter[LOUD] *= 40
     return model
-
-
-@pytest.fixture
-def artifact_of(tmp_path: Path) -> Any:
-    def make(model: Any) -> Artifact:
-        model.save_pretrained(tmp_path)
-        rows = tuple(np.random.default_rng(5).integers(0, 96, (4, 24), np.int32))
-        calibration = Calibration(rows, "digest", 96, "random tokens")
-        return Artifact.start(load_checkpoint(str(tmp_path), cache_dir=tmp_path), calibration)
-
-    return make
 
 
 def smoothquant(artifact: Artifact, **options: Any) -> Any:
