@@ -219,7 +219,8 @@ def _judge(seen: SeenKeys | None) -> _Judged:
     if seen is None:
         return _Judged(None, None, None)
     errors = seen.errors
-    way: KvKeys = "channel" if errors["channel"] <= CHANNELS_PAY * errors.get("token", math.inf) else "token"
+    by_token = errors.get("token", math.inf)
+    way: KvKeys = "channel" if by_token and errors["channel"] <= CHANNELS_PAY * by_token else "token"
     note = ", ".join(f"{error:.2e} per {name}" for name, error in errors.items())
     return _Judged(seen.scales if way == "channel" else None, errors[way], f"keys per {way}: {note}")
 

@@ -7,6 +7,7 @@ alone, which forgives some errors and blows up others.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -72,7 +73,7 @@ def walk_keys(
 
     The model runs on the weights as they are in the store and on exact keys and values, so that no layer's choice
     depends on another's. A walk that finds what an earlier one left in `context.partial` goes on behind it. Raises
-    CalibrationError naming the layer whose keys are not finite.
+    CalibrationError naming the layer whose keys, or what they lead to, are not finite.
     """
     assert artifact.calibration is not None, "the base class refuses passes that lack it"
     rows = artifact.calibration.tokens
@@ -179,6 +180,7 @@ def _errors(
     scales: KeyScales,
     ways: Sequence[KvKeys],
 ) -> dict[KvKeys, float]:
+    """Return the relative error of what attention adds by way; 0 where it adds nothing."""
     size, wrong = 0.0, dict.fromkeys(ways, 0.0)
     for x in scored:
         read = loaded.attention_input(torch.from_numpy(x))
@@ -199,4 +201,6 @@ def _errors(
             finally:
                 model.attention_hook = None
             wrong[way] += float((got - exact).double().square().sum())
+    if not all(map(math.isfinite, (size, *wrong.values()))):
+        raise CalibrationError(f"layer {loaded.index}: what attention adds is not finite on the calibration tokens")
     return {way: (error / size) ** 0.5 if size else 0.0 for way, error in wrong.items()}

@@ -264,6 +264,23 @@ def test_keys_that_are_not_finite_name_their_layer(artifact_of):
         kv_quant(artifact_of(make_model(), spoil), keys="channel")
 
 
+@pytest.mark.parametrize("keys", ["auto", "channel"])
+def test_attention_that_is_not_finite_names_its_layer(artifact_of, keys):
+    def spoil(model):
+        model.model.layers[1].self_attn.o_proj.weight *= 1e38
+
+    with pytest.raises(PassError, match="layer 1: what attention adds is not finite on the calibration tokens"):
+        kv_quant(artifact_of(make_model(), spoil), keys=keys)
+
+
+def test_keys_that_make_no_difference_keep_scales_of_tokens(artifact_of):
+    def mute(model):
+        model.model.layers[1].self_attn.v_proj.weight *= 0
+
+    choices = kv_quant(artifact_of(make_model(), mute)).artifact.choices.kv
+    assert choices[1].keys == "token"
+
+
 def test_a_walk_that_was_cut_short_goes_on_and_ends_with_the_same(artifact_of, tmp_path):
     artifact = artifact_of(make_model())
     whole = kv_quant(artifact, keys="channel")
