@@ -156,13 +156,14 @@ def _planned(config: Any, artifact: Artifact) -> list[LayerFacts]:
     from optimc_passes.formats.limits import LayerFacts
     from optimc_passes.quantize.config import schemes_of
     from optimc_passes.quantize.linears import linear_weights
+    from optimc_passes.quantize.rtn import RtnConfig
     from optimc_passes.quantize.selection import select
 
     if config.bits == "auto":
         linears = linear_weights(artifact.checkpoint.config)
         chosen = select(linears, only=config.only, ignore=config.ignore, group_size=-1, ragged="error").chosen
         return [LayerFacts(linear.layer, linear.shape, None, None, is_head=linear.is_head) for linear in chosen]
-    selection, schemes = schemes_of(config, artifact)
+    selection, schemes = schemes_of(config, artifact, has_embedding=isinstance(config, RtnConfig))
     return [
         LayerFacts(
             linear.layer,
@@ -171,6 +172,7 @@ def _planned(config: Any, artifact: Artifact) -> list[LayerFacts]:
             schemes[linear.layer].group,
             symmetric=schemes[linear.layer].symmetric,
             is_head=linear.is_head,
+            is_embedding=linear.is_embedding,
         )
         for linear in selection.chosen
     ]

@@ -122,6 +122,18 @@ def test_shapes_a_format_cannot_hold_are_named_before_any_pass_runs(make_recipe,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_rounded_embedding_is_refused_before_any_pass_runs(make_recipe, tmp_path, monkeypatch, format_name):
+    from optimc_passes.quantize.rtn import Rtn
+
+    monkeypatch.setattr(Rtn, "run", lambda *_: pytest.fail("a pass ran"))
+    table = {"rtn": {"bits": 8, "group_size": 32, "only": ["embedding"]}}
+    recipe = make_recipe(tmp_path / "recipe.yaml", passes=[RTN, table])
+    with pytest.raises(ConfigError) as caught:
+        export_recipe(recipe, format_name, tmp_path / "out", BuildOptions(cache_dir=tmp_path / "cache"))
+    assert f"embed_tokens (384 × 64, group 32, 8 bits): {format_name} holds linear layers only" in str(caught.value)
+
+
 def test_nothing_quantized_is_refused(make_recipe, cache_dir, tmp_path):
     recipe = make_recipe(tmp_path / "recipe.yaml", passes=["fuse"])
     with pytest.raises(ConfigError, match="no layer is quantized"):

@@ -33,14 +33,16 @@ class LayerFacts:
     """Columns that share a scale, C for a whole row; None: not known yet."""
     symmetric: bool = False
     is_head: bool = False
+    is_embedding: bool = False
     permuted: bool = False
 
 
 def format_problems(format_name: FormatName, layers: Sequence[LayerFacts]) -> list[str]:
     """Return a sentence for each thing the format cannot hold, naming the layers (up to five) and the remedy."""
-    if format_name == "gptq":
-        return _gptq(layers)
-    return _awq(layers) if format_name == "awq" else _compressed(layers)
+    tables = [layer for layer in layers if layer.is_embedding]
+    linears = [layer for layer in layers if not layer.is_embedding]
+    problems = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}[format_name](linears)
+    return problems + _sentence(tables, f"{format_name} holds linear layers only; leave the embedding as it is")
 
 
 def ragged_layers(layers: Iterable[LayerFacts]) -> list[str]:
