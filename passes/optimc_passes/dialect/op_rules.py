@@ -1,8 +1,8 @@
 """What each operator of a dialect graph must look like, as data: operands, results, attributes, and how they relate.
 
 Operators of the optimc domain are described in full. Of standard ONNX, those are described whose schema says less than
-the dialect wants: linear layers, blocked weights, activations rounded with a static scale, norms, rotations, lookups,
-splits.
+the dialect wants: linear layers, blocked weights and rows of blocked tables, activations rounded with a static scale,
+norms, rotations, lookups, splits.
 
 Letters: T tokens, C input features, N output features, G group along C, F frequencies, V rows of a table.
 """
@@ -22,6 +22,8 @@ from optimc_passes.dialect.rotary_qkv import ROTARY_QKV
 
 FLOATS = frozenset({ir.DataType.FLOAT})
 CODES = frozenset({ir.DataType.UINT4, ir.DataType.INT4, ir.DataType.UINT8, ir.DataType.INT8})
+BYTES = frozenset({ir.DataType.UINT8, ir.DataType.INT8})
+"""Codes whose rows are looked up: Gather takes no 4-bit types."""
 SIGNED_BYTES = frozenset({ir.DataType.INT8})
 """Activations rounded with a static scale."""
 INDICES = frozenset({ir.DataType.INT32, ir.DataType.INT64})
@@ -185,6 +187,32 @@ _DEQUANTIZE = OpRule(
     applies=lambda node: node.attributes.get_int("block_size", 0) != 0,
 )
 
+
+def _groups_of_row(f: Facts) -> tuple[Dim, ...]:
+    return (ANY, _groups(f)[0])
+
+
+def _of_rows(node: ir.Node) -> bool:
+    codes = node.inputs[0]
+    producer = None if codes is None else codes.producer()
+    return producer is not None and producer.op_type == "Gather" and node.attributes.get_int("block_size", 0) != 0
+
+
+_DEQUANTIZE_ROWS = OpRule(
+    operands=(
+        Operand("codes", BYTES, lambda _: (ANY, "C")),
+        Operand("scales", FLOATS, _groups_of_row),
+        Operand("zeros", BYTES, _groups_of_row, optional=True, same_dtype_as=0),
+    ),
+    attributes=(
+        Attribute("axis", ir.AttributeType.INT, lambda v: v == -1, "-1"),
+        _count("block_size"),
+    ),
+    outputs=(Output("out", FLOATS, lambda _: (ANY, "C")),),
+    relations=_DEQUANTIZE.relations,
+    applies=_of_rows,
+)
+
 _ROUND = OpRule(
     operands=(
         Operand("x", FLOATS, lambda _: (ANY, "C")),
@@ -318,7 +346,7 @@ RULES: Mapping[tuple[str, str], tuple[OpRule, ...]] = {
     (DOMAIN, ADD_RMS_NORM): (_ADD_RMS_NORM,),
     (DOMAIN, GATED_ACTIVATION): (_GATED_ACTIVATION,),
     ("", "QuantizeLinear"): (_ROUND,),
-    ("", "DequantizeLinear"): (_DEQUANTIZE, _UNROUND),
+    ("", "DequantizeLinear"): (_DEQUANTIZE_ROWS, _DEQUANTIZE, _UNROUND),
     ("", "MatMul"): (_LINEAR,),
     ("", "RMSNormalization"): (_NORM,),
     ("", "RotaryEmbedding"): (_ROTATION,),

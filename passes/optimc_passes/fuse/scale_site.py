@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from optimc_passes.fuse.projection import as_projection, weight_of
 from optimc_passes.fuse.row_wise import is_elementwise
-from optimc_passes.fuse.scale_targets import LayerTarget, NormTarget, TableTarget, Target
+from optimc_passes.fuse.scale_targets import LayerTarget, NormTarget, RowsTarget, TableTarget, Target
 from optimc_passes.graph.attach import is_matrix_transpose
 from optimc_passes.graph.weight_expression import (
     Concat,
@@ -19,6 +19,7 @@ from optimc_passes.graph.weight_expression import (
     Scales,
     Shifted,
     Store,
+    TableScales,
     Transposed,
     keeps_dtype,
 )
@@ -45,6 +46,8 @@ def locate(y: ir.Value, factor: float) -> Target:
         raise NoLayerError
     if node.op_type == "Gather" and _is_matrix(node.inputs[0]):
         return _table(node, factor)
+    if node.op_type == "DequantizeLinear":
+        return _rows_of_codes(node, factor)
     bias = _bias(node)
     product = node if bias is None else _other(node, bias).producer()
     if product is None or product.op_type != "MatMul":
@@ -86,6 +89,19 @@ def _table(lookup: ir.Node, factor: float) -> TableTarget:
     return TableTarget(lookup, tuple(heads))
 
 
+def _rows_of_codes(rows: ir.Node, factor: float) -> RowsTarget:
+    scales = rows.inputs[1]
+    lookup = None if scales is None else scales.producer()
+    if lookup is None or lookup.op_type != "Gather" or not _is_matrix(lookup.inputs[0]):
+        raise NoLayerError
+    table = lookup.inputs[0]
+    assert table is not None
+    if any(len(value.uses()) != 1 for value in (table, lookup.outputs[0], rows.outputs[0])):
+        raise UnfoldableError("the embedding is read without the factor too", rows)
+    _check_width(table, factor, rows)
+    return RowsTarget(rows, lookup)
+
+
 def _check_width(value: ir.Value, factor: float, node: ir.Node) -> None:
     """Raise UnfoldableError if the scaled weight would need a wider type than the stored one."""
     tensor = weight_of(value)
@@ -104,7 +120,7 @@ def _stored(expression: Expression, store: Store) -> Iterator[np.dtype]:
             weight = store[name]
             assert isinstance(weight, Dense)
             yield weight.dtype
-        case Scales():
+        case Scales() | TableScales():
             # Engines keep scales in 16 bits where they can; bfloat16 stands for any type of that width.
             yield np.dtype("bfloat16")
         case Concat(parts):

@@ -1,4 +1,5 @@
-"""Where a factor behind a layer goes, and how: the layer's weight, the norm before it, or the embedding table.
+"""Where a factor behind a layer goes, and how: the layer's weight, the norm before it, or the embedding table
+(of one in codes, its scales).
 
 `scale_site.py` finds the place; each target here emits the nodes around it again, over scaled weights.
 
@@ -104,7 +105,26 @@ class TableTarget:
         return result
 
 
-Target = LayerTarget | TableTarget
+@dataclass(frozen=True)
+class RowsTarget:
+    """The scales [V, g] of an embedding in codes."""
+
+    rows: ir.Node
+    """The DequantizeLinear of looked-up rows."""
+    lookup: ir.Node
+    """The Gather of their scales."""
+
+    def emit(self, op: Any, factor: float) -> ir.Value:
+        """Emit both nodes again; the codes stay as they are."""
+        table, ids = self.lookup.inputs
+        assert table is not None
+        (scales,) = _renamed(emit_again(op, self.lookup, [_scaled_initializer(op, table, factor), ids]))
+        codes, _, *zeros = self.rows.inputs
+        (result,) = emit_again(op, self.rows, [codes, scales, *zeros])
+        return result
+
+
+Target = LayerTarget | TableTarget | RowsTarget
 
 
 def _scaled_initializer(op: Any, value: ir.Value, factor: float) -> ir.Value:

@@ -204,6 +204,7 @@ def _rotary(site: Site) -> Form:
 
 _FORMS: Mapping[str, Callable[[Site], Form]] = {
     "Concat": _along(0),
+    "DequantizeLinear": _along(1),
     "Gather": _gather,
     "LogSoftmax": _along(-1),
     "MatMul": _matmul,

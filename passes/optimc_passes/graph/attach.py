@@ -9,9 +9,13 @@ linear layer is MatMul(x, Transpose(parameter)). After attaching
   a permuted one gathers the activation's features into the codes' order first; one with a static activation scale
   reads its activations through Clip -> QuantizeLinear -> DequantizeLinear, once for all weights that read the same
   value with the same scale, so that these still have one input and can be joined;
-- a quantized weight that something else reads (an embedding lookup) is dequantized, in its source layout.
+- a quantized table that is only looked up (an embedding) is Gather(codes [V, C]), Gather(scales [V, g]),
+  Gather(zeros [V, g]) -> DequantizeLinear, blocked along C: only the rows of a step's tokens are dequantized, whatever
+  the backend. The other order reads better and costs a whole vocabulary a step, or a float32 copy of it for good;
+- a quantized weight that is both multiplied and looked up is dequantized once, and lookups read its transpose: the
+  codes of a table shared with the head lie in the plan once, and a head is read as a whole anyway.
 
-Letters: C input features, N output features, g groups along C.
+Letters: C input features, N output features, V rows of a table, g groups along C.
 """
 
 from __future__ import annotations
@@ -31,6 +35,9 @@ from optimc_passes.graph.weight_expression import (
     Permutation,
     Scales,
     Store,
+    TableCodes,
+    TableScales,
+    TableZeros,
     Transposed,
     Zeros,
 )
@@ -143,6 +150,9 @@ def _bind_quantized(
     name, weight = value.name, store[value.name]
     assert isinstance(weight, Quantized)
     uses = tuple(value.uses())
+    if weight.permutation is None and all(_looks_up_rows(node, index) for node, index in uses):
+        _bind_table(graph, name, [node for node, _ in uses], store)
+        return
     first = min((node for node, _ in uses), key=order.__getitem__)
     dequantized = _dequantize(graph, first, name, weight, store)
     forward: ir.Value | None = None
@@ -182,6 +192,34 @@ def _bind_quantized(
         graph.remove(node, safe=True)
     if forward is not None and not forward.uses():
         del graph.initializers[f"{name}.permutation"]
+
+
+def _looks_up_rows(node: ir.Node, index: int) -> bool:
+    is_gather = node.op_type == "Gather" and node.domain == ""
+    return is_gather and index == 0 and node.attributes.get_int("axis", 0) == 0
+
+
+def _bind_table(graph: ir.Graph, name: str, lookups: Sequence[ir.Node], store: Store) -> None:
+    """Look the rows of codes, scales and zero points up, and dequantize those."""
+    weight = store[name]
+    assert isinstance(weight, Quantized)
+    parts: dict[str, Expression] = {"codes": TableCodes(name), "scales": TableScales(name)}
+    if not weight.symmetric:
+        parts["zeros"] = TableZeros(name)
+    tables = [add_initializer(graph, f"{name}.{part}", expression, store) for part, expression in parts.items()]
+    attributes = {"axis": -1, "block_size": min(weight.group, weight.shape[1])}
+    for lookup in lookups:
+        ids, rows = lookup.inputs[1], lookup.outputs[0]
+        assert ids is not None
+        gathered = []
+        for table in tables:
+            shape = None if rows.shape is None or table.shape is None else ir.Shape([*rows.shape[:-1], table.shape[1]])
+            gathered.append(_insert(graph, lookup, "Gather", [table, ids], {"axis": 0}, shape))
+            gathered[-1].type = table.type
+        dequantized = _insert(graph, lookup, "DequantizeLinear", gathered, attributes, rows.shape)
+        rows.replace_all_uses_with(dequantized)
+        graph.remove(lookup, safe=True)
+        dequantized.name = rows.name
 
 
 def _dequantize(graph: ir.Graph, before: ir.Node, name: str, weight: Quantized, store: Store) -> ir.Value:

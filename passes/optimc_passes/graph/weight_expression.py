@@ -3,8 +3,9 @@
 An expression holds no data, is JSON, and can be bound to any store that has the named weights: `weight_tensor.py` does.
 Everything floating is float32: bf16 and fp16 weights are widened when read.
 
-Letters: C input features, N output features, G quantization group along C, g = ceil(C / G).
-Quantized parts come in the layout of ONNX DequantizeLinear (opset 21 and later, blocked, axis 0) on a [C, N] weight.
+Letters: C input features, N output features, V rows of a table, G quantization group along C, g = ceil(C / G).
+Quantized parts come in the layout of ONNX DequantizeLinear (opset 21 and later, blocked, axis 0) on a [C, N] weight,
+and those of a table whose rows are looked up as they lie in the store, [V, C] and [V, g].
 """
 
 from __future__ import annotations
@@ -162,19 +163,13 @@ class Zeros:
 
     def describe(self, store: Store) -> tuple[ir.DataType, tuple[int, ...]]:
         """Dtype and shape the expression has over `store`."""
-        weight, zeros = self._parts(store)
-        return code_dtype(weight.bits, symmetric=False), zeros.shape[::-1]
+        zeros = _zeros(store, self.name)
+        return code_dtype(_quantized(store, self.name).bits, symmetric=False), zeros.shape[::-1]
 
     def read(self, store: Store) -> NDArray[Any]:
         """Compute the array."""
-        weight, zeros = self._parts(store)
-        return np.ascontiguousarray(zeros.read().T).astype(_CODE_ARRAYS[code_dtype(weight.bits, symmetric=False)])
-
-    def _parts(self, store: Store) -> tuple[Quantized, Dense]:
-        weight = _quantized(store, self.name)
-        if weight.zeros is None:
-            raise ValueError(f"{self.name} is symmetric and has no zero points")
-        return weight, weight.zeros
+        dtype = code_dtype(_quantized(store, self.name).bits, symmetric=False)
+        return np.ascontiguousarray(_zeros(store, self.name).read().T).astype(_CODE_ARRAYS[dtype])
 
 
 @dataclass(frozen=True)
@@ -203,7 +198,69 @@ class Permutation:
         return weight.permutation
 
 
-Expression = Param | Transposed | Concat | Scaled | Shifted | Codes | Scales | Zeros | Permutation
+@dataclass(frozen=True)
+class TableCodes:
+    """Codes of a quantized table, [V, C], signed if symmetric; a byte each: ONNX's Gather takes no 4-bit types."""
+
+    name: str
+
+    def describe(self, store: Store) -> tuple[ir.DataType, tuple[int, ...]]:
+        """Dtype and shape the expression has over `store`."""
+        weight = _quantized(store, self.name)
+        return ir.DataType.INT8 if weight.symmetric else ir.DataType.UINT8, weight.shape
+
+    def read(self, store: Store) -> NDArray[Any]:
+        """Compute the array."""
+        weight = _quantized(store, self.name)
+        codes: NDArray[Any] = weight.codes.read()
+        # uint8 wraps around to the bits of the signed code.
+        return (codes - np.uint8(2 ** (weight.bits - 1))).view(np.int8) if weight.symmetric else codes
+
+
+@dataclass(frozen=True)
+class TableScales:
+    """Scales of a quantized table, float32 [V, g]."""
+
+    name: str
+
+    def describe(self, store: Store) -> tuple[ir.DataType, tuple[int, ...]]:
+        """Dtype and shape the expression has over `store`."""
+        return ir.DataType.FLOAT, _quantized(store, self.name).scales.shape
+
+    def read(self, store: Store) -> NDArray[Any]:
+        """Compute the array."""
+        return _quantized(store, self.name).scales.read().astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class TableZeros:
+    """Zero points of an asymmetrically quantized table, uint8 [V, g]."""
+
+    name: str
+
+    def describe(self, store: Store) -> tuple[ir.DataType, tuple[int, ...]]:
+        """Dtype and shape the expression has over `store`."""
+        return ir.DataType.UINT8, _zeros(store, self.name).shape
+
+    def read(self, store: Store) -> NDArray[Any]:
+        """Compute the array."""
+        return _zeros(store, self.name).read()
+
+
+Expression = (
+    Param
+    | Transposed
+    | Concat
+    | Scaled
+    | Shifted
+    | Codes
+    | Scales
+    | Zeros
+    | Permutation
+    | TableCodes
+    | TableScales
+    | TableZeros
+)
 
 _CODE_ARRAYS: dict[ir.DataType, np.dtype] = {
     ir.DataType.UINT4: np.dtype(ml_dtypes.uint4),
@@ -287,3 +344,10 @@ def _quantized(store: Store, name: str) -> Quantized:
     if not isinstance(weight, Quantized):
         raise ValueError(f"{name} is dense; a quantized weight is needed")
     return weight
+
+
+def _zeros(store: Store, name: str) -> Dense:
+    zeros = _quantized(store, name).zeros
+    if zeros is None:
+        raise ValueError(f"{name} is symmetric and has no zero points")
+    return zeros

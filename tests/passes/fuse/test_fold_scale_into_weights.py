@@ -5,7 +5,7 @@ import pytest
 
 from optimc_passes.fuse.fold_scale_into_weights import FoldScaleIntoWeights
 from optimc_passes.fuse.rule import NoOptions
-from optimc_passes.graph.weight_expression import Param, Scaled, Scales, Transposed
+from optimc_passes.graph.weight_expression import Param, Scaled, Scales, TableScales, Transposed
 from optimc_passes.weights import Dense
 
 FOLD = FoldScaleIntoWeights(NoOptions())
@@ -101,6 +101,25 @@ def test_an_embedding_factor_goes_into_the_table(tiny_decoder, fused):
     assert result.metrics == {"matched": 1, "declined": 0}
     assert weight(result, "model.embed_tokens.scaled.weight") == Scaled(Param(EMBEDDING), 3.0)
     assert result.error < TOLERANCE
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_of_a_table_in_codes_the_scales_take_a_power_of_two(tiny_decoder, quantized, fused, symmetric):
+    decoder = tiny_decoder()
+    scale_after(decoder, next(node for node in decoder.model.graph if node.op_type == "Gather"), 8.0)
+    result = fused(FOLD, decoder, {EMBEDDING: quantized(decoder.arrays[EMBEDDING], symmetric=symmetric)})
+    assert result.metrics == {"matched": 1, "declined": 0}
+    assert weight(result, f"{EMBEDDING}.scaled.scales") == Scaled(TableScales(EMBEDDING), 8.0)
+    assert f"{EMBEDDING}.codes" in result.graph.initializers
+    assert result.error < TOLERANCE
+
+
+def test_another_factor_on_a_table_in_codes_stays(tiny_decoder, quantized, fused):
+    decoder = tiny_decoder()
+    scale_after(decoder, next(node for node in decoder.model.graph if node.op_type == "Gather"), 12.0)
+    result = fused(FOLD, decoder, {EMBEDDING: quantized(decoder.arrays[EMBEDDING])})
+    assert result.metrics == {"matched": 0, "declined": 1}
+    assert "12 times a weight stored as bfloat16 needs float32" in " ".join(result.decisions)
 
 
 def test_a_head_tied_to_a_scaled_table_is_divided_by_the_factor(tiny_decoder, fused):

@@ -3,6 +3,7 @@ import onnx_ir as ir
 import pytest
 
 from optimc.errors import CheckpointError
+from optimc_passes.dialect.rules import verify_graph
 from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.weight_expression import Param, Transposed
 from optimc_passes.graph.weight_tensor import WeightTensor
@@ -105,6 +106,32 @@ def test_a_quantized_embedding_is_looked_up_in_dequantized_rows(tiny_decoder, qu
     model = attach_weights(decoder.model, decoder.store.replace({EMBED: weight}))
     expected = evaluate(attach_weights(decoder.model, dense_copy(decoder, {EMBED: weight})), PROBE)
     np.testing.assert_allclose(evaluate(model, PROBE), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "group"), [(2, 16), (3, 12), (4, 20), (8, 32)])
+def test_a_quantized_table_is_dequantized_row_by_row(tiny_decoder, quantized, bits, group, symmetric):
+    decoder = tiny_decoder()
+    weight = quantized(decoder.arrays[EMBED], bits=bits, group=group, symmetric=symmetric)
+    model = attach_weights(decoder.model, decoder.store.replace({EMBED: weight}))
+    assert verify_graph(model) == []
+    rows = next(node for node in model.graph if node.op_type == "DequantizeLinear")
+    assert {value.producer().op_type for value in rows.inputs} == {"Gather"}
+    assert rows.outputs[0].shape == ["T", 32]
+    assert EMBED not in model.graph.initializers
+    codes = model.graph.initializers[f"{EMBED}.codes"].const_value
+    assert codes.dtype == (ir.DataType.INT8 if symmetric else ir.DataType.UINT8)
+    middle = 2 ** (bits - 1) if symmetric else 0
+    assert np.array_equal(codes.numpy().astype(int) + middle, weight.codes.read())
+    expected = evaluate(attach_weights(decoder.model, dense_copy(decoder, {EMBED: weight})), PROBE)
+    np.testing.assert_allclose(evaluate(model, PROBE), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_that_is_multiplied_too_has_its_codes_once(tiny_decoder, quantized):
+    decoder = tiny_decoder(tied=True)
+    model = attach_weights(decoder.model, decoder.store.replace({EMBED: quantized(decoder.arrays[EMBED])}))
+    assert count(model, "DequantizeLinear") == 1
+    assert model.graph.initializers[f"{EMBED}.codes"].dtype == ir.DataType.UINT4
 
 
 def test_a_tied_head_with_a_weight_of_its_own_leaves_the_embedding_rows_alone(tiny_decoder, quantized):

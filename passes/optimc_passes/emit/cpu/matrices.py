@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from optimc_passes.emit.cpu.constants import Constant
 from optimc_passes.emit.cpu.no_kernel import NoKernelError
-from optimc_passes.emit.cpu.stored import read_codes
-from optimc_passes.emit.cpu.values import QuantizedMatrix, Value
+from optimc_passes.emit.cpu.stored import read_codes, table_bits
+from optimc_passes.emit.cpu.values import QuantizedMatrix, Rows, TableRows, Value
 
 Given = Sequence[Value | None]
 
@@ -33,11 +33,38 @@ def dequantize(node: ir.Node, given: Given) -> QuantizedMatrix:
         raise NoKernelError(f"codes have {bits} bits")
     return QuantizedMatrix(
         name=codes.name.removesuffix(".codes"),
-        codes=_unsigned(codes, tensor),
+        codes=_unsigned(codes, tensor, bits),
         scales=scales,
-        zeros=None if zeros is None else _unsigned(zeros, _initializer(node.inputs[2])),
+        zeros=None if zeros is None else _unsigned(zeros, _initializer(node.inputs[2]), bits),
         bits=bits,
         group=min(group, codes.shape[0]),
+    )
+
+
+def table_rows(node: ir.Node, table: Constant) -> TableRows:
+    """Gather of rows of codes, scales or zero points, which a DequantizeLinear reads."""
+    tensor = _initializer(node.inputs[0])
+    if not tensor.dtype.is_integer():
+        return TableRows(table)
+    bits = table_bits(tensor)
+    return TableRows(_unsigned(table, tensor, bits), bits)
+
+
+def dequantized_table(node: ir.Node, given: Given) -> QuantizedMatrix:
+    """DequantizeLinear of rows of codes, scales and zero points, blocked along the rows: the table they come from."""
+    codes, scales, zeros = [*given, None][:3]
+    group = node.attributes.get_int("block_size", 0)
+    if node.attributes.get_int("axis", 1) != -1 or group < 1:
+        raise NoKernelError("rows are blocked along their last axis")
+    looked_up = _table(codes)
+    return QuantizedMatrix(
+        name=looked_up.table.name.removesuffix(".codes"),
+        codes=looked_up.table.transposed(),
+        scales=_table(scales).table.transposed(),
+        zeros=None if zeros is None else _table(zeros).table.transposed(),
+        bits=looked_up.bits,
+        group=min(group, looked_up.table.shape[1]),
+        swapped=True,
     )
 
 
@@ -62,8 +89,15 @@ def is_permutation(order: Constant, count: int) -> bool:
     return order.shape == (count,) and np.array_equal(np.sort(order.values()), np.arange(count))
 
 
-def _unsigned(constant: Constant, tensor: ir.TensorProtocol) -> Constant:
-    return Constant(constant.name, constant.shape, np.dtype(np.uint8), lambda: read_codes(tensor))
+def _table(value: Value | None) -> TableRows:
+    match value:
+        case Rows(TableRows() as rows):
+            return rows
+    raise NoKernelError("codes, scales and zero points are rows of tables, all of them")
+
+
+def _unsigned(constant: Constant, tensor: ir.TensorProtocol, bits: int) -> Constant:
+    return Constant(constant.name, constant.shape, np.dtype(np.uint8), lambda: read_codes(tensor, bits))
 
 
 def _initializer(value: ir.Value | None) -> ir.TensorProtocol:

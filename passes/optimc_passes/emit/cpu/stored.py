@@ -24,6 +24,8 @@ from optimc_passes.graph.weight_expression import (
     Scaled,
     Shifted,
     Store,
+    TableCodes,
+    TableZeros,
     Transposed,
     Zeros,
     keeps_dtype,
@@ -54,22 +56,28 @@ def read_stored(tensor: ir.TensorProtocol) -> NDArray[Any]:
     return tensor.numpy()
 
 
-def read_codes(tensor: ir.TensorProtocol) -> NDArray[np.uint8]:
-    """Return the codes [C, N] or zero points [g, N] of a DequantizeLinear, unsigned.
+def read_codes(tensor: ir.TensorProtocol, bits: int | None = None) -> NDArray[np.uint8]:
+    """Return the codes or zero points of a DequantizeLinear, unsigned, in the places they are in: `bits` bits each,
+    None for as many as their ONNX type has.
 
-    Signed ones are moved up by half the range of their ONNX type, and so is the zero point they leave out.
+    Signed ones are moved up by half the range of such a place, and so is the zero point they leave out.
     """
+    half = 1 << ((bits or tensor.dtype.bitwidth) - 1)
     if isinstance(tensor, WeightTensor):
-        return _read_codes(tensor.expression, tensor.store, half_range(tensor.dtype))
+        return _read_codes(tensor.expression, tensor.store, half)
     values = tensor.numpy()
     if not tensor.dtype.is_signed():
         return values.astype(np.uint8)
-    return (values.astype(np.int16) + half_range(tensor.dtype)).astype(np.uint8)
+    return (values.astype(np.int16) + half).astype(np.uint8)
 
 
-def half_range(dtype: ir.DataType) -> int:
-    """Half the number of codes of an ONNX integer type: the zero point of codes without one, once unsigned."""
-    return 1 << (dtype.bitwidth - 1)
+def table_bits(tensor: ir.TensorProtocol) -> int:
+    """Return the bits that hold a code of a table, of which ONNX makes a byte whatever its width: 4 or 8."""
+    if isinstance(tensor, WeightTensor) and isinstance(tensor.expression, TableCodes):
+        weight = tensor.store[tensor.expression.name]
+        assert isinstance(weight, Quantized)
+        return 4 if weight.bits <= 4 else 8
+    return tensor.dtype.bitwidth
 
 
 def _dtype(expression: Expression, store: Store) -> np.dtype | None:
@@ -118,18 +126,28 @@ def _read_codes(expression: Expression, store: Store, half: int) -> NDArray[np.u
         case Codes(name):
             weight = store[name]
             assert isinstance(weight, Quantized)
-            codes: NDArray[np.uint8] = weight.codes.read().T
-            # Fewer bits than the type has: parts of different widths may be joined, under one zero point.
-            shift = half - (1 << (weight.bits - 1)) if weight.symmetric else 0
-            return codes + np.uint8(shift) if shift else codes
+            return _moved_up(weight, half).T
+        case TableCodes(name):
+            weight = store[name]
+            assert isinstance(weight, Quantized)
+            return _moved_up(weight, half)
         case Zeros(name):
             weight = store[name]
             assert isinstance(weight, Quantized)
             assert weight.zeros is not None
             return weight.zeros.read().T
+        case TableZeros():
+            return expression.read(store)
         case Concat(parts, axis):
             return _join([_read_codes(part, store, half) for part in parts], axis)
     raise AssertionError(f"no codes: {expression}")
+
+
+def _moved_up(weight: Quantized, half: int) -> NDArray[np.uint8]:
+    codes: NDArray[np.uint8] = weight.codes.read()
+    # Fewer bits than the place has: parts of different widths may be joined, under one zero point.
+    shift = half - (1 << (weight.bits - 1)) if weight.symmetric else 0
+    return codes + np.uint8(shift) if shift else codes
 
 
 def _join(parts: Sequence[NDArray[Any]], axis: int) -> NDArray[Any]:

@@ -24,10 +24,10 @@ from optimc_passes.emit.cpu.node_expressions import is_elementwise
 from optimc_passes.emit.cpu.rotations import depends_on_positions, from_positions
 from optimc_passes.emit.cpu.translate_attention import attention, rotary_embedding
 from optimc_passes.emit.cpu.translate_fused import FUSED
-from optimc_passes.emit.cpu.translate_products import gather, matmul
+from optimc_passes.emit.cpu.translate_products import dequantized_rows, gather, matmul
 from optimc_passes.emit.cpu.translate_rowwise import elementwise, norm
 from optimc_passes.emit.cpu.translate_static import clips_like_kernels, round_rows, scale_codes
-from optimc_passes.emit.cpu.values import LogitsRows, Positions, QuantizedMatrix, Rows, TokenIds, Value, show
+from optimc_passes.emit.cpu.values import LogitsRows, Positions, QuantizedMatrix, Rows, TableRows, TokenIds, Value, show
 
 Given = Sequence[Value | None]
 
@@ -93,6 +93,8 @@ def _translate_node(emitter: Emitter, node: ir.Node, given: Given, opset: int) -
         return given[0]
     if node.op_type == "QuantizeLinear":
         return round_rows(given)
+    if node.op_type == "DequantizeLinear" and isinstance(given[0], Rows) and isinstance(given[0].content, TableRows):
+        return dequantized_rows(emitter, node, given)
     if node.op_type == "DequantizeLinear" and isinstance(given[0], Rows):
         return scale_codes(given)
     if node.op_type == "DequantizeLinear":

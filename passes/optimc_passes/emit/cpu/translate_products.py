@@ -13,7 +13,7 @@ from optimc.plan.cpu_program import Embed, GatherRows, Linear, View
 from optimc_passes.emit.cpu.axes import Axes
 from optimc_passes.emit.cpu.constants import Constant
 from optimc_passes.emit.cpu.emitter import Emitter, label
-from optimc_passes.emit.cpu.matrices import is_permutation, reorder
+from optimc_passes.emit.cpu.matrices import dequantized_table, is_permutation, reorder, table_rows
 from optimc_passes.emit.cpu.no_kernel import NoKernelError
 from optimc_passes.emit.cpu.values import LogitsRows, QuantizedMatrix, Rounded, Rows, TokenIds, Value, view_of
 from optimc_passes.emit.cpu.weights import FloatSource, IntSource, TableSource
@@ -58,7 +58,10 @@ def gather(e: Emitter, node: ir.Node, given: Given) -> Value:
     data, places = given
     match data, places:
         case Constant() | QuantizedMatrix(), Rows(TokenIds()):
-            return _embedding(e, node, data, places)
+            _check_lookup(node, data, places)
+            if isinstance(data, Constant) and _is_dequantized(node):
+                return Rows(table_rows(node, data), Axes(places.axes.lead, data.shape[1:]))
+            return _embedding(e, data, places.axes.lead)
         case QuantizedMatrix(), _:
             return reorder(node, data, places)
         case Rows(), LogitsRows():
@@ -68,9 +71,24 @@ def gather(e: Emitter, node: ir.Node, given: Given) -> Value:
     raise NoKernelError("this kind of lookup is not known")
 
 
-def _embedding(e: Emitter, node: ir.Node, table: Constant | QuantizedMatrix, ids: Rows) -> Rows:
+def dequantized_rows(e: Emitter, node: ir.Node, given: Given) -> Rows:
+    """Rows of a table in codes, float32."""
+    codes = given[0]
+    assert isinstance(codes, Rows)
+    return _embedding(e, dequantized_table(node, given), codes.axes.lead)
+
+
+def _check_lookup(node: ir.Node, table: Constant | QuantizedMatrix, ids: Rows) -> None:
     if len(table.shape) != 2 or node.attributes.get_int("axis", 0) != 0 or ids.axes.inner:
         raise NoKernelError("tokens are rows of a matrix")
+
+
+def _is_dequantized(node: ir.Node) -> bool:
+    readers = [reader for reader, _ in node.outputs[0].uses()]
+    return bool(readers) and all(reader.op_type == "DequantizeLinear" for reader in readers)
+
+
+def _embedding(e: Emitter, table: Constant | QuantizedMatrix, lead: int) -> Rows:
     if isinstance(table, Constant):
         key = e.weight((id(table), "table"), table.name, lambda: TableSource(table))
     elif table.swapped:
@@ -82,7 +100,7 @@ def _embedding(e: Emitter, node: ir.Node, table: Constant | QuantizedMatrix, ids
     e.emit(Embed(name=name, table=key, scale=1.0, out=out))
     if isinstance(table, QuantizedMatrix) and table.order is not None:
         out = e.permuted(name, out, table.order)
-    return Rows(out, Axes(ids.axes.lead, (width,)))
+    return Rows(out, Axes(lead, (width,)))
 
 
 def _logits_rows(e: Emitter, node: ir.Node, x: Rows) -> Rows:

@@ -59,12 +59,22 @@ class TokenIds:
     """input_ids."""
 
 
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """Rows of a table by token id that are looked up where they are dequantized, all parts of a row together."""
+
+    table: Constant
+    """Scales [V, g], or unsigned codes [V, C] or zero points [V, g]."""
+    bits: int = 0
+    """4 or 8: how codes are stored."""
+
+
 @dataclass(frozen=True)
 class Positions:
     """position_ids."""
 
 
-Content = View | Rotated | Rounded | Frequencies | Wave | TokenIds | Positions
+Content = View | Rotated | Rounded | Frequencies | Wave | TokenIds | TableRows | Positions
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,8 @@ def view_of(value: Value | None) -> View:
             raise NoKernelError("activations rounded with a static scale are only multiplied by integer weights")
         case Rows(TokenIds()):
             raise NoKernelError("token ids are only looked up in a table")
+        case Rows(TableRows()):
+            raise NoKernelError("rows of codes, scales and zero points are only dequantized")
         case Rows():
             raise NoKernelError("positions only become scale * cos or sin(position * frequencies)")
     raise NoKernelError("an operand is no activation")

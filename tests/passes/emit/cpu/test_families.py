@@ -8,6 +8,7 @@ import pytest
 
 from optimc_passes.dialect import decompose_fused
 from optimc_passes.graph.attach import attach_weights
+from optimc_passes.weights import Dense, WeightStore
 
 FAMILIES = (
     *("llama", "llama-rope-linear", "llama-rope-llama3", "llama-rope-yarn", "qwen2", "qwen3", "mistral", "gemma2"),
@@ -16,6 +17,7 @@ FAMILIES = (
 FACTORS = ("gemma2", "gemma3", "granite")
 """Families that multiply activations by numbers, which a fused graph has in its weights."""
 PROMPT, TOLERANCE = 300, 1e-4
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -60,6 +62,27 @@ def test_quantized_programs_equal_the_quantized_graph(case, form, quantized, low
     # Attention is peaked in these models: rounding moves logits by up to 6%; a wrong scale or order would by all.
     moved = rounded.run(tokens, rows) - expected
     assert np.linalg.norm(moved) < 0.1 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", *FACTORS])
+def test_an_embedding_in_codes_is_looked_up_and_multiplied(
+    make_case, family, form, quantized, lowered, interpret, reference
+):
+    """Tied heads keep the source's values, multipliers act on rows as rounded."""
+    case = make_case(family)
+    source = case.store[EMBEDDING].read()
+    rounded = quantized(source, bits=4, group=24)
+    tied = {} if HEAD in case.store else {HEAD: EMBEDDING}
+    head = {name: Dense.of(source) for name in tied}
+    stores = [WeightStore({**case.store, **head, EMBEDDING: t}) for t in (rounded, Dense.of(rounded.dequantize()))]
+    model, plain = (attach_weights(case.exported, store, tied=tied) for store in stores)
+    tokens, rows = case.tokens[:60], np.array([59, 0, 31])
+    expected = reference(plain, tokens, rows)
+    model = form(model)
+    assert error(reference(model, tokens, rows), expected) < TOLERANCE
+    program = interpret.Interpreter(lowered(model))
+    assert interpret.memory_faults(program.program) == []
+    assert error(program.run(tokens, rows), expected) < TOLERANCE
 
 
 def test_fused_operators_become_the_program_of_their_parts(case, lowered, fuse, fuse_all, unnamed):

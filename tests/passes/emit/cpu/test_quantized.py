@@ -164,3 +164,17 @@ def test_a_permuted_table_is_put_back_in_order(tiny_decoder, quantized, lowered,
     program = lowered(model, int8_activations=False)
     assert [op.op for op in ops_of(interpret, program)][:2] == ["embed", "permute"]
     assert compare(model, program) < 1e-5
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, pytest.param({"bits": 2, "group": 16}, id="2-bit")])
+def test_a_looked_up_table_stays_in_codes(tiny_decoder, quantized, lowered, compare, fuse_all, interpret, scheme):
+    table = "model.embed_tokens.weight"
+    decoder = tiny_decoder()
+    weight = quantized(decoder.arrays[table], **scheme)
+    model = fuse_all(attach_weights(decoder.model, decoder.store.replace({table: weight})))
+    program = lowered(model)
+    assert compare(model, program) < 1e-5
+    (embed,) = (op for op in ops_of(interpret, program) if op.op == "embed")
+    entry = program.program["weights"][embed.table]
+    assert (entry["bits"], entry["zeros"]) == (4 if weight.bits <= 4 else 8, not weight.symmetric)
+    assert not any(entry["kind"] == "table" for entry in program.program["weights"].values())

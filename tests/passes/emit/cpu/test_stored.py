@@ -4,8 +4,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from optimc_passes.emit.cpu.stored import read_codes, read_stored, stored_dtype
-from optimc_passes.graph.weight_expression import Codes, Concat, Param, Scaled, Scales, Shifted, Transposed, Zeros
+from optimc_passes.emit.cpu.stored import read_codes, read_stored, stored_dtype, table_bits
+from optimc_passes.graph.weight_expression import (
+    Codes,
+    Concat,
+    Param,
+    Scaled,
+    Scales,
+    Shifted,
+    TableCodes,
+    Transposed,
+    Zeros,
+)
 from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.weights import Dense, Quantized
 
@@ -95,3 +105,14 @@ def test_asymmetric_codes_and_zero_points_stay_as_they_are():
     codes, zeros = WeightTensor(Codes("w"), store), WeightTensor(Zeros("w"), store)
     np.testing.assert_array_equal(read_codes(codes), codes.numpy().astype(np.uint8))
     np.testing.assert_array_equal(read_codes(zeros), zeros.numpy().astype(np.uint8))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "place"), [(2, 4), (3, 4), (4, 4), (5, 8), (8, 8)])
+def test_codes_of_a_table_fit_the_place_that_holds_them(bits, place, symmetric):
+    store = {"w": quantized(bits, symmetric=symmetric)}
+    tensor = WeightTensor(TableCodes("w"), store)
+    assert tensor.dtype.bitwidth == 8
+    assert table_bits(tensor) == place
+    half = 1 << (place - 1) if symmetric else 0
+    np.testing.assert_array_equal(read_codes(tensor, place).astype(int) - half, tensor.numpy().astype(int))
