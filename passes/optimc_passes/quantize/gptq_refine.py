@@ -112,24 +112,20 @@ def fit_scales(
     rows, columns = target.shape
     num_groups = scales.shape[1]
     steps = _signed(codes, zeros, bits, group)
-    wanted = torch.from_numpy(target.numpy() @ moment.numpy())
+    right = _group_sums((target @ moment).mul_(steps), group)
     system = torch.zeros(rows, num_groups, num_groups)
-    right = torch.zeros(rows, num_groups)
-    starts = range(0, columns, group)
-    for index, start in enumerate(starts):
-        mine = slice(start, min(start + group, columns))
-        right[:, index] = (wanted[:, mine] * steps[:, mine]).sum(dim=1)
-        product = steps[:, mine] @ moment[mine]
-        product *= steps
-        for other, begin in enumerate(starts):
-            system[:, index, other] = product[:, begin : begin + group].sum(dim=1)
+    for index, start in enumerate(range(0, columns, group)):
+        mine = slice(start, start + group)
+        product = (steps[:, mine] @ moment[mine, start:]).mul_(steps[:, start:])
+        system[:, index, index:] = _group_sums(product, group)
+    system += system.triu(1).mT
     before = torch.from_numpy(scales)
     # A group without steps has no say in its scale: it keeps the one it has.
-    silent = system.diagonal(dim1=1, dim2=2) <= 0
-    mean = system.diagonal(dim1=1, dim2=2).mean(dim=1)
-    system.diagonal(dim1=1, dim2=2).add_((1e-6 * mean + 1e-30)[:, None])
+    diagonal = system.diagonal(dim1=1, dim2=2)
+    silent = diagonal <= 0
+    damped = system + torch.diag_embed((1e-6 * diagonal.mean(dim=1) + 1e-30)[:, None].expand(-1, num_groups))
     # Solved for the change, so that damping pulls towards the scales there are.
-    change, info = torch.linalg.solve_ex(system, right - (system @ before[:, :, None])[:, :, 0])
+    change, info = torch.linalg.solve_ex(damped, right - (system @ before[:, :, None])[:, :, 0])
     change[silent | (info != 0)[:, None]] = 0
     fitted = (before + change).numpy()
     usable = np.isfinite(fitted) & (fitted > 0.5 * scales) & (fitted < 2 * scales)
@@ -137,10 +133,19 @@ def fit_scales(
     if np.array_equal(float16_neighbours(scales)[0], scales):
         halved = float16_neighbours(fitted)[0]
         fitted = halved if np.array_equal(halved.astype(np.float16).astype(np.float32), halved) else scales
-    groups = np.arange(columns) // group
-    old, new = (_loss(target - steps * torch.from_numpy(values[:, groups]), moment) for values in (scales, fitted))
-    better = (new < old).numpy()
-    return np.where(better[:, None], fitted, scales).astype(np.float32)
+    # The loss is a constant - 2 s r + s S s in the scales s: what changes is computed without the constant.
+    new = torch.from_numpy(np.ascontiguousarray(fitted, np.float32)).double()
+    moved, both = new - before, new + before
+    gain = 2 * (moved * right).sum(dim=1) - ((moved[:, None] @ system.double())[:, 0] * both).sum(dim=1)
+    return np.where((gain > 0).numpy()[:, None], fitted, scales).astype(np.float32)
+
+
+def _group_sums(values: Tensor, group: int) -> Tensor:
+    """Return the sum over each group of columns, [N, g] of [N, C]; the last group may be ragged."""
+    rows, columns = values.shape
+    if columns % group:
+        values = torch.nn.functional.pad(values, (0, group - columns % group))
+    return values.view(rows, -1, group).sum(dim=2)
 
 
 def _signed(codes: NDArray[np.uint8], zeros: NDArray[np.uint8] | None, bits: int, group: int) -> Tensor:
@@ -148,7 +153,3 @@ def _signed(codes: NDArray[np.uint8], zeros: NDArray[np.uint8] | None, bits: int
     groups = np.arange(codes.shape[1]) // group
     zero = np.float32(2 ** (bits - 1)) if zeros is None else zeros.astype(np.float32)[:, groups]
     return torch.from_numpy(codes.astype(np.float32) - zero)
-
-
-def _loss(difference: Tensor, moment: Tensor) -> Tensor:
-    return ((difference @ moment) * difference).sum(dim=1, dtype=torch.float64)
