@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimc.build.calibration import load_calibration
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
-from optimc.build.kv_references import check_reach
+from optimc.build.kv_references import check_kv
 from optimc.build.lowering_options import lowering_options
 from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
 from optimc.build.outline import check_model
@@ -69,7 +69,7 @@ def build_recipe(
     spec = inputs.recipe.model
 
     def check_config(config: Any) -> None:
-        check_reach(inputs, config, check_model(inputs, config))
+        check_kv(inputs, config, check_model(inputs, config))
 
     checkpoint = load_checkpoint(
         inputs.model,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from optimc.errors import ConfigError, Fault
 from optimc.recipe import TargetSpec
@@ -13,11 +14,15 @@ from optimc.recipe.load import Finding
 
 if TYPE_CHECKING:
     from optimc.build.inputs import BuildInputs
+    from optimc.plan import KvDtype
     from optimc_passes.emit import Target
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def kv_findings(data: Mapping[str, Any], target: Target) -> Iterator[Finding]:
-    """Yield cache formats the target cannot hold, formats asked for in two places, and keys measured too early.
+    """Yield cache formats the target cannot hold, formats asked for in two places or in none, and keys measured too
+    early or on nothing.
 
     `data` is a parsed recipe; parts of a wrong shape are others' to report.
     """
@@ -25,47 +30,102 @@ def kv_findings(data: Mapping[str, Any], target: Target) -> Iterator[Finding]:
 
     entries = data.get("passes")
     listed = entries if isinstance(entries, list) else []
-    places = [index for index, entry in enumerate(listed) if _name(entry) == KvQuant.name]
-    for index in places:
-        options = listed[index][KvQuant.name] if isinstance(listed[index], dict) else None
-        try:
-            config = KvQuantConfig.model_validate(options or {})
-        except ValidationError:
-            continue
+    names = list(map(_name, listed))
+    deciding = list(_deciding(listed))
+    for index, dtypes in deciding:
+        for dtype in dtypes:
+            if (reason := target.refuse_kv(dtype)) is not None:
+                yield ("passes", index, str(names[index]), "kv", "dtypes"), reason
+    for index, config in _configs(listed, KvQuant.name, KvQuantConfig):
         for field, dtype in config.dtypes().items():
             if (reason := target.refuse_kv(dtype)) is not None:
                 yield ("passes", index, KvQuant.name, field), reason
-        later = [name for name in map(_name, listed[index + 1 :]) if _changes_weights(name)]
-        if KvQuant(config).uses_calibration and later:
+        before = [place for place, _ in deciding if place < index]
+        place = ("passes", index, KvQuant.name, "dtype")
+        if config.dtype != "auto" and before:
+            yield place, f"passes[{before[0]}] {names[before[0]]} chooses formats of the cache; set dtype: auto"
+        elif config.dtype == "auto" and not before and not any(_is_users(name) for name in names[:index]):
+            yield place, "no pass before this one chooses formats of the cache; put auto_bits with kv there"
+        for behind in (place for place, _ in deciding if place > index):
+            yield (
+                ("passes", behind),
+                f"{names[behind]} chooses formats of the cache; put it before {KvQuant.name}",
+            )
+        if not KvQuant(config).uses_calibration:
+            continue
+        if data.get("calibration") is None:
+            yield (
+                ("passes", index),
+                (
+                    f"{KvQuant.name} measures keys on calibration text; add a calibration section, keys: token, or "
+                    "allow_uncalibrated: true"
+                ),
+            )
+        later = [name for name in names[index + 1 :] if _changes_weights(name)]
+        if later:
             yield (
                 ("passes", index),
                 f"{KvQuant.name} measures keys, and {later[0]} behind it changes the weights of keys; put it last",
             )
+    places = [index for index, name in enumerate(names) if name == KvQuant.name]
     for index in places[1:]:
         yield ("passes", index), f"{KvQuant.name} is passes[{places[0]}] already; one decides for all layers"
     asked = data.get("target")
     beside = asked.get("kv_dtype") if isinstance(asked, dict) else None
-    if places and beside not in (None, TargetSpec().kv_dtype):
+    choosing = sorted({*places, *(index for index, _ in deciding)})
+    if choosing and beside not in (None, TargetSpec().kv_dtype):
         yield (
             ("target", "kv_dtype"),
-            f"passes[{places[0]}] {KvQuant.name} chooses the cache's format; leave out one of the two",
+            f"passes[{choosing[0]}] {names[choosing[0]]} chooses the cache's format; leave out one of the two",
         )
 
 
-def check_reach(inputs: BuildInputs, model_config: Any, max_seq_len: int) -> None:
-    """Raise ConfigError if sequences get longer than the scales of keys that `kv_quant` measures are made for."""
+def check_kv(inputs: BuildInputs, model_config: Any, max_seq_len: int) -> None:
+    """Raise ConfigError if `kv_quant` does not suit the model: layers it has not, or sequences longer than the scales
+    of keys that are measured.
+    """
     from optimc_passes.quantize.kv_quant import KvQuant
 
     calibration = inputs.recipe.calibration
     seen = 0 if calibration is None else calibration.seq_len
+    faults = []
     for pass_ in inputs.passes:
-        reach = pass_.reach(model_config) if isinstance(pass_, KvQuant) else None
+        if not isinstance(pass_, KvQuant):
+            continue
+        if (problem := pass_.skipped_beyond(model_config)) is not None:
+            faults.append(Fault(f"{KvQuant.name}.skip_layers", problem))
+        reach = pass_.reach(model_config)
         if reach is not None and max(reach, seen) < max_seq_len:
             message = (
                 f"scales of key channels suit {max(reach, seen)} positions, and sequences get {max_seq_len} long; set "
                 f"positions: {max_seq_len}, keys: token, or a smaller limits.max_seq_len"
             )
-            raise ConfigError(str(inputs.recipe_path), [Fault(f"{KvQuant.name}.positions", message)])
+            faults.append(Fault(f"{KvQuant.name}.positions", message))
+    if faults:
+        raise ConfigError(str(inputs.recipe_path), faults)
+
+
+def _deciding(entries: Sequence[object]) -> Iterator[tuple[int, tuple[KvDtype, ...]]]:
+    """Yield the place of each pass that chooses formats of the cache for `kv_quant`, and what it chooses from."""
+    from optimc_passes.quantize.auto_bits import AutoBits, AutoBitsConfig
+
+    for index, config in _configs(entries, AutoBits.name, AutoBitsConfig):
+        if config.kv is not None:
+            yield index, config.kv.dtypes
+
+
+def _configs(entries: Sequence[object], name: str, config_type: type[ConfigT]) -> Iterator[tuple[int, ConfigT]]:
+    """Yield the place and the options of every pass of a name, but for options that are wrong themselves."""
+    for index, entry in enumerate(entries):
+        if _name(entry) == name:
+            options = entry[name] if isinstance(entry, dict) else None
+            with suppress(ValidationError):
+                yield index, config_type.model_validate(options or {})
+
+
+def _is_users(name: object) -> bool:
+    """Whether a pass is one of the user's own, which may choose what it likes."""
+    return isinstance(name, str) and ":" in name
 
 
 def _changes_weights(name: object) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
-from optimc.build.kv_references import check_reach
+from optimc.build.kv_references import check_kv
 from optimc.errors import ConfigError, Fault
 from optimc.recipe import Recipe
 
@@ -49,7 +49,7 @@ def plan_build(recipe_path: Path, options: BuildOptions) -> BuildOutline:
     recipe = inputs.recipe
     config = load_config(inputs.model, revision=recipe.model.revision, trust_remote_code=recipe.model.trust_remote_code)
     max_seq_len = check_model(inputs, config)
-    check_reach(inputs, config, max_seq_len)
+    check_kv(inputs, config, max_seq_len)
     return BuildOutline(
         recipe=recipe,
         model=inputs.model,

@@ -48,6 +48,12 @@ def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCa
     known = [(index, type_) for index, name in enumerate(names) for type_ in _pass_types(name, catalog)]
     for place, message in check_order([type_ for _, type_ in known]):
         yield ("passes", known[place][0]), message
+    if data.get("calibration") is None:
+        for index, type_ in known:
+            # Of passes that decide by their options it is a property; those are looked at with their options.
+            uses: object = type_.uses_calibration
+            if uses is True:
+                yield ("passes", index), f"{type_.name} needs calibration text; add a calibration section to the recipe"
     yield from _shared_names(known)
 
 

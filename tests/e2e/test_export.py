@@ -150,7 +150,8 @@ def test_nothing_quantized_is_refused(make_recipe, cache_dir, tmp_path):
 )
 def test_passes_that_leave_rounding_to_others_are_refused_before_they_run(make_recipe, tmp_path, monkeypatch, passes):
     monkeypatch.setattr("optimc.build.export.load_calibration", lambda *_: pytest.fail("text was read"))
-    recipe = make_recipe(tmp_path / "recipe.yaml", passes=passes, target={"activation_scales": "row"})
+    given = {"passes": passes, "target": {"activation_scales": "row"}, "calibration": {"samples": 2, "seq_len": 16}}
+    recipe = make_recipe(tmp_path / "recipe.yaml", **given)
     with pytest.raises(ConfigError, match="no layer is quantized"):
         export_recipe(recipe, "gptq", tmp_path / "out", BuildOptions(cache_dir=tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()

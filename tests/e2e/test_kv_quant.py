@@ -188,6 +188,15 @@ def test_sequences_beyond_what_scales_of_channels_suit_are_refused_up_front(make
         plan_build(make_recipe(tmp_path / "long.yaml", passes=kv_passes(**options), **given), BuildOptions())
 
 
+def test_layers_the_model_does_not_have_are_refused_before_any_pass_runs(build, monkeypatch):
+    from optimc_passes.quantize.rtn import Rtn
+
+    monkeypatch.setattr(Rtn, "run", lambda *_: pytest.fail("a pass ran"))
+    passes = [{"rtn": {"group_size": 32}}, *kv_passes(skip_layers=[3, -1, 3], keys="token")]
+    with pytest.raises(ConfigError, match=r"skip_layers: names -1, 3; the model has layers 0 to 2"):
+        build("kv-beyond", passes=passes)
+
+
 def test_models_longer_than_scales_suit_unless_told_are_refused_up_front(make_recipe, tiny_folder, tmp_path):
     folder = shutil.copytree(tiny_folder, tmp_path / "long")
     config = json.loads((folder / "config.json").read_text())

@@ -88,6 +88,14 @@ class KvQuant(Pass[KvQuantConfig]):
         """Return the length of the longest sequence that measured scales suit; None if none are measured."""
         return self._positions(model_config) if self.uses_calibration else None
 
+    def skipped_beyond(self, model_config: Any) -> str | None:
+        """Return a sentence on `skip_layers` the model does not have, or None."""
+        layers = int(model_config.get_text_config(decoder=True).num_hidden_layers)
+        beyond = sorted({layer for layer in self.config.skip_layers if not 0 <= layer < layers})
+        if not beyond:
+            return None
+        return f"names {', '.join(map(str, beyond))}; the model has layers 0 to {layers - 1}"
+
     def host_bytes(self, artifact: Artifact) -> int:
         """Return a decoder layer, the embedding's rows, and two windows of the widest activations, in float32."""
         if not self.uses_calibration or artifact.calibration is None:
@@ -103,10 +111,9 @@ class KvQuant(Pass[KvQuantConfig]):
 
     def requires(self, artifact: Artifact) -> list[str]:
         """Return what stands in the way of the choice."""
-        config, layers, problems = self.config, _num_layers(artifact), []
-        beyond = sorted({layer for layer in config.skip_layers if not 0 <= layer < layers})
-        if beyond:
-            problems.append(f"skip_layers names {', '.join(map(str, beyond))}; the model has layers 0 to {layers - 1}")
+        config, problems = self.config, []
+        if (beyond := self.skipped_beyond(artifact.checkpoint.config)) is not None:
+            problems.append(f"skip_layers {beyond}")
         decided = artifact.choices.kv
         if config.dtype == "auto" and not decided:
             problems.append("dtype is auto, and no pass before has chosen any; put auto_bits with kv before this pass")

@@ -5,7 +5,7 @@ from optimc.build.references import check_references
 
 
 def findings(tmp_path, **data):
-    data = {"model": "organisation/name", "passes": [], **data}
+    data = {"model": "organisation/name", "passes": [], "calibration": {}, **data}
     return dict(check_references(data, tmp_path / "recipe.yaml", PassCatalog(tmp_path)))
 
 
@@ -61,3 +61,29 @@ def test_keys_are_measured_on_the_weights_that_are_served(tmp_path):
     assert findings(tmp_path, passes=[rtn, "kv_quant", "fuse"]) == {}
     for unmeasured in ({"keys": "token"}, {"allow_uncalibrated": True}):
         assert findings(tmp_path, passes=[{"kv_quant": unmeasured}, rtn]) == {}
+
+
+def test_what_measures_has_text_to_measure_on(tmp_path):
+    passes = ["rtn", {"gptq": {}}, {"kv_quant": {}}]
+    found = findings(tmp_path, passes=passes, calibration=None)
+    assert list(found) == [("passes", 2), ("passes", 1)]
+    assert found["passes", 1] == "gptq needs calibration text; add a calibration section to the recipe"
+    assert "keys: token, or allow_uncalibrated: true" in found["passes", 2]
+    assert findings(tmp_path, passes=["rtn", {"kv_quant": {"keys": "token"}}], calibration=None) == {}
+    assert findings(tmp_path, passes=passes) == {}
+
+
+def test_formats_of_the_cache_are_chosen_once_and_before_they_are_used(tmp_path):
+    chosen = {"auto_bits": {"average_bits": 4, "kv": {"dtypes": ["int8", "int4"]}}}
+    taken, given = {"kv_quant": {"dtype": "auto"}}, {"kv_quant": {"dtype": "int8", "keys": "token"}}
+    dtype = ("passes", 1, "kv_quant", "dtype")
+    assert findings(tmp_path, passes=[chosen, taken]) == {}
+    assert "passes[0] auto_bits chooses formats of the cache" in findings(tmp_path, passes=[chosen, given])[dtype]
+    assert "no pass before this one" in findings(tmp_path, passes=["rtn", taken])[dtype]
+    assert "no pass before this one" in findings(tmp_path, passes=[{"auto_bits": {"average_bits": 4}}, taken])[dtype]
+    assert "put it before kv_quant" in findings(tmp_path, passes=[given, chosen])["passes", 1]
+    assert ("target", "kv_dtype") in findings(tmp_path, passes=[chosen], target={"kv_dtype": "bfloat16"})
+    found = findings(tmp_path, passes=[chosen], target={"backend": "onnxruntime"})
+    assert "float32" in found["passes", 0, "auto_bits", "kv", "dtypes"]
+    (tmp_path / "mine.py").write_text("")
+    assert dtype not in findings(tmp_path, passes=["mine:Chooses", taken])
