@@ -89,7 +89,7 @@ def describe_selection(selection: Selection, group_size: int) -> tuple[str, ...]
         for linear in selection.skipped
     ]
     left += [
-        f"{linear.layer} is quantized apart from {linear.tied_to}, to which it was tied; lookups read the original"
+        f"{linear.layer} is quantized apart from {linear.tied_to}, to which it was tied; lookups do not read its codes"
         for linear in selection.chosen
         if linear.tied_to is not None
     ]
