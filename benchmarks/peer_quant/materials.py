@@ -33,7 +33,6 @@ from optimc_runtime.request import SamplingParams
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL, DITHERED = "smollm2", "dithered"
-TEXTS = ("docs", "own")
 GRID = 32
 """Columns that share a step in a Q4_1 file."""
 GRID_STEPS = 15

@@ -48,6 +48,14 @@ def refine(
     return codes, scales
 
 
+def grids_by_column(scales: NDArray[np.float32], zeros: NDArray[np.uint8] | None, bits: int) -> tuple[Tensor, Tensor]:
+    """Return scales and zero points as float32 [g, N], so that a column's are one row."""
+    scale_of = torch.from_numpy(np.ascontiguousarray(scales.T))
+    if zeros is None:
+        return scale_of, torch.full(scale_of.shape, float(2 ** (bits - 1)))
+    return scale_of, torch.from_numpy(np.ascontiguousarray(zeros.T).astype(np.float32))
+
+
 def _sweep(
     target: Tensor,
     moment: Tensor,
@@ -60,12 +68,7 @@ def _sweep(
 ) -> NDArray[np.uint8]:
     rows, columns = target.shape
     steps = _signed(codes, zeros, bits, group).T[order].contiguous()
-    scale_of = torch.from_numpy(np.ascontiguousarray(scales.T))
-    zero_of = (
-        torch.full(scale_of.shape, float(2 ** (bits - 1)))
-        if zeros is None
-        else torch.from_numpy(np.ascontiguousarray(zeros.T).astype(np.float32))
-    )
+    scale_of, zero_of = grids_by_column(scales, zeros, bits)
     top = float(2**bits - 1)
     groups = [index // group for index in order.tolist()]
     ordered = moment[order][:, order]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from optimc_passes.quantize.affine import Grid, encode, grid_of, group_range
 from optimc_passes.quantize.clip import clipped_range
-from optimc_passes.quantize.gptq_refine import refine
+from optimc_passes.quantize.gptq_refine import grids_by_column, refine
 from optimc_passes.quantize.one_thread import one_thread
 
 DAMPING_STEPS = 5
@@ -211,14 +211,6 @@ def losses(difference: Tensor, moment: Tensor) -> NDArray[np.float64]:
     """Return d H d^T for each row d of `difference` [N, C], float64 [N]; never negative."""
     values: NDArray[np.float64] = ((difference @ moment) * difference).sum(dim=1, dtype=torch.float64).numpy()
     return np.maximum(values, 0)
-
-
-def grids_by_column(scales: NDArray[np.float32], zeros: NDArray[np.uint8] | None, bits: int) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points as float32 [g, N], so that a column's are one row."""
-    scale_of = torch.from_numpy(np.ascontiguousarray(scales.T))
-    if zeros is None:
-        return scale_of, torch.full(scale_of.shape, float(2 ** (bits - 1)))
-    return scale_of, torch.from_numpy(np.ascontiguousarray(zeros.T).astype(np.float32))
 
 
 def decode(
