@@ -14,7 +14,6 @@ from optimc.errors import PassError
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext, PassOutcome
 from optimc_passes.calibrate import Calibration
-from optimc_passes.calibrate.padding import rows_of_padded
 from optimc_passes.choices import Choices, Scheme
 from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.quantize.gptq import Gptq, GptqConfig
@@ -139,22 +138,6 @@ def test_ragged_and_whole_row_round_trip(llama: Any, group_size: int, groups: in
     original = llama.checkpoint.weights[f"{DOWN0}.weight"].read()
     # A step either way at most, but for clamped outliers of other columns' errors: close to the original as a whole.
     assert np.linalg.norm(weight.dequantize() - original) < 0.2 * np.linalg.norm(original)
-
-
-def test_windows_together_apart_or_padded_give_the_same_codes(llama: Any):
-    """Padding is told by the mask, never by the id: here the id that pads is one that the text is full of."""
-    eos = int(ROWS[1][0])
-    longest = max(map(len, ROWS))
-    expected = run(start(llama))
-    for left in (False, True):
-        ids = np.full((len(ROWS), longest), eos)
-        mask = np.zeros((len(ROWS), longest), np.int64)
-        for index, row in enumerate(ROWS):
-            place = slice(longest - len(row), None) if left else slice(0, len(row))
-            ids[index, place], mask[index, place] = row, 1
-        assert same(run(start(llama, rows_of_padded(ids, mask))), expected)
-        apart = [row for one in range(len(ROWS)) for row in rows_of_padded(ids[one : one + 1], mask[one : one + 1])]
-        assert same(run(start(llama, apart)), expected)
 
 
 def test_same_seed_twice_is_byte_identical(llama: Any, tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from optimc_passes.walk.activations import Activations
+from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.budget import Budget
 from optimc_passes.walk.layered_model import LayeredModel
 from optimc_passes.walk.loaded_layer import LoadedLayer
@@ -192,3 +192,35 @@ def test_the_shortest_windows_run(family: Any, length: int):
     x = np.random.default_rng(0).standard_normal((length, 64)).astype(np.float32)
     with model.loaded(0, weights) as loaded:
         assert np.isfinite(loaded.run(x)).all()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["padded behind", "padded in front"])
+def test_second_moments_are_those_of_a_padded_batch_without_its_padding(make_family: Callable[..., Any], left: bool):
+    """Other tools run batches and mask what fills them up; here the id that does is one the text is full of."""
+    family = make_family("llama")
+    longest = max(map(len, ROWS))
+    ids = torch.full((len(ROWS), longest), int(ROWS[0][0]))
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(ROWS):
+        place = slice(longest - len(row), None) if left else slice(0, len(row))
+        ids[index, place], mask[index, place] = torch.from_numpy(row.astype(np.int64)), 1
+    seen: list[torch.Tensor] = []
+    down_proj = family.model.base_model.layers[0].mlp.down_proj
+    hook = down_proj.register_forward_pre_hook(lambda _m, args: seen.append(args[0][mask.bool()]))
+    with torch.no_grad():
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        family.model(ids, attention_mask=mask, position_ids=positions, use_cache=False)
+    hook.remove()
+
+    model = LayeredModel(family.config)
+    x = embedded(model, family)
+    read: Activations | None = None
+    with model.loaded(0, family.checkpoint.weights) as layer:
+        for index in range(len(ROWS)):
+            window = x.tensor(index)
+            attention = layer.attention_output(layer.attention_context(layer.attention_input(window)))
+            rows = layer.mlp_context(layer.mlp_input(window, attention))
+            read = read or Activations([len(row) for row in ROWS], rows.shape[1], **FREE)
+            read.put(index, rows)
+    assert read is not None
+    assert close(second_moment(read), (seen[0].T @ seen[0]).numpy())
