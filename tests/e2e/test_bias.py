@@ -26,6 +26,8 @@ from optimc_passes.verify.evaluate import evaluate
 from optimc_passes.verify.probe import Probe
 from optimc_passes.weights import Dense, Quantized
 
+pytestmark = pytest.mark.slow
+
 LAYERS, VOCAB = 2, 96
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PASSES = {

@@ -17,6 +17,8 @@ from optimc.plan import Plan, PlanTensor, write_plan
 from optimc_passes.calibrate import evaluation_windows
 from optimc_runtime.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (16, 128, 500)
 WINDOWS = 4
 BIASED = (3, 22)

@@ -25,6 +25,8 @@ from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.weights import Dense, Quantized
 from optimc_runtime.engine import Engine
 
+BACKENDS = ("cpu", pytest.param("onnxruntime", marks=pytest.mark.slow))
+
 TOKENS = [3, 17, 42, 99, 5, 310, 77, 3]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 COLUMNS = 64
@@ -86,7 +88,7 @@ def error(plan: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> f
         return float(np.abs(engine.score(TOKENS) - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("backend", ["cpu", "onnxruntime"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("tied", "has_embedding", "has_head"), list(product([False, True], repeat=3)))
 def test_logits_are_those_of_the_weights_as_rounded(models, plan_of, backend, tied, has_embedding, has_head):
     _, arrays, facts = models[tied]
@@ -121,7 +123,7 @@ def test_both_are_rounded_from_the_original_in_any_order(models, plan_of, order)
     assert error(plan_of(True, "cpu", passes), {**arrays, EMBEDDING: both, HEAD: both}, facts) < 1e-4
 
 
-@pytest.mark.parametrize("backend", ["cpu", "onnxruntime"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("bits", "group", "symmetric"), [(2, 16, False), (3, 20, True), (4, -1, True), (8, 32, False), (8, 48, True)]
 )
