@@ -16,17 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import UnsupportedModelError
-from optimc_passes.formats.gptq import narrow_scales
 from optimc_passes.formats.packing import pack_awq, unpack_awq
 from optimc_passes.formats.scheme import (
     PackedLayer,
     QuantScheme,
     boolean,
     count_groups,
-    finite_scales,
     group_size,
     integer,
     names,
+    narrow_scales,
+    scales_entry,
+    transposed_scales,
 )
 from optimc_passes.weights import Dense, Quantized
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 BITS = 4
 CODES_PER_WORD = 8
 _MIDDLE = 8
-_SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
 class AwqScheme(QuantScheme):
@@ -79,8 +79,7 @@ class AwqScheme(QuantScheme):
         claim = f"group_size {self._group}"
         qweight = packed.entry("qweight", ("I32",), (columns, words), f"{BITS} bits, packed along the outputs")
         qzeros = packed.entry("qzeros", ("I32",), (groups, words), claim)
-        scales = packed.entry("scales", _SCALE_DTYPES, (groups, outputs), claim)
-        finite_scales(packed, scales)
+        scales = scales_entry(packed, "scales", (groups, outputs), claim)
         if self._symmetric:
             zeros = unpack_awq(qzeros.read())
             if not (zeros == _MIDDLE).all():
@@ -95,13 +94,10 @@ class AwqScheme(QuantScheme):
         def read_zeros() -> NDArray[np.uint8]:
             return np.ascontiguousarray(unpack_awq(qzeros.read()).T)
 
-        def read_scales() -> NDArray[np.float32]:
-            return np.ascontiguousarray(scales.read().T.astype(np.float32))
-
-        u8, f32 = np.dtype(np.uint8), np.dtype(np.float32)
+        u8 = np.dtype(np.uint8)
         return Quantized(
             codes=Dense((outputs, columns), u8, read_codes),
-            scales=Dense((outputs, groups), f32, read_scales),
+            scales=transposed_scales(scales),
             zeros=None if self._symmetric else Dense((outputs, groups), u8, read_zeros),
             bits=BITS,
             group=group,

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import CheckpointError, UnsupportedModelError
-from optimc_passes.formats.gptq import narrow_scales
 from optimc_passes.formats.packing import pack_bits, packed_words, unpack_bits
 from optimc_passes.formats.scheme import (
     PATTERN_PREFIX,
@@ -34,6 +33,8 @@ from optimc_passes.formats.scheme import (
     integer,
     is_pattern,
     names,
+    narrow_scales,
+    scales_entry,
 )
 from optimc_passes.weights import Dense, Quantized, Weight
 
@@ -45,7 +46,6 @@ _NAIVE = "naive-quantized"
 BITS = (2, 3, 4, 8)
 """Widths of integers that are read and written."""
 
-_SCALE_DTYPES = ("F16", "BF16", "F32")
 _ZERO_DTYPES = ("I8", "I32")
 
 
@@ -212,8 +212,7 @@ def _read_float(packed: PackedLayer, group: _Group, notes: list[str]) -> Dense:
         read_scales = _scale_reader(packed, group, count_groups(columns, columns_per_group))
     else:
         grid = (count_groups(outputs, block[0]), count_groups(columns, block[1]))
-        scales = packed.entry("weight_scale", _SCALE_DTYPES, grid, f"block_structure {list(block)}")
-        finite_scales(packed, scales)
+        scales = scales_entry(packed, "weight_scale", grid, f"block_structure {list(block)}")
 
     def read() -> NDArray[np.float32]:
         values: NDArray[np.float32] = source.read().astype(np.float32)
@@ -237,8 +236,7 @@ def _scale_reader(packed: PackedLayer, group: _Group, groups: int) -> Callable[[
     elif found is not None and groups == 1 and found.shape == (outputs,):
         shape = (outputs,)  # older files leave the axis of groups out
     claim = f"strategy {group.strategy}" + (f", group_size {group.group}" if group.group != -1 else "")
-    entry = packed.entry("weight_scale", _SCALE_DTYPES, shape, claim)
-    finite_scales(packed, entry)
+    entry = scales_entry(packed, "weight_scale", shape, claim)
 
     def read() -> NDArray[np.float32]:
         scales = entry.read().astype(np.float32)

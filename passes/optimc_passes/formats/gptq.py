@@ -26,9 +26,11 @@ from optimc_passes.formats.scheme import (
     boolean,
     count_groups,
     expression,
-    finite_scales,
     group_size,
     integer,
+    narrow_scales,
+    scales_entry,
+    transposed_scales,
 )
 from optimc_passes.weights import Dense, Quantized
 
@@ -40,8 +42,6 @@ BITS = (2, 3, 4, 8)
 
 V1, V2 = "gptq", "gptq_v2"
 """Values of `checkpoint_format`: zero points stored less one, and as they are."""
-
-_SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ class GptqScheme(QuantScheme):
         claim = f"bits {bits} in the configuration"
         qweight = packed.entry("qweight", ("I32",), (packed_words(columns, bits), outputs), claim)
         qzeros = packed.entry("qzeros", ("I32",), (groups, packed_words(outputs, bits)), f"{claim}, {groups} groups")
-        scales = packed.entry("scales", _SCALE_DTYPES, (groups, outputs), f"group_size {facts.group}")
-        finite_scales(packed, scales)
+        scales = scales_entry(packed, "scales", (groups, outputs), f"group_size {facts.group}")
         permutation = self._permutation(packed, facts, group)
         self._check_zeros(packed, facts, qzeros, notes)
 
@@ -103,13 +102,10 @@ class GptqScheme(QuantScheme):
         def read_zeros() -> NDArray[np.uint8]:
             return np.ascontiguousarray(self._zeros(qzeros, bits, outputs).T)
 
-        def read_scales() -> NDArray[np.float32]:
-            return np.ascontiguousarray(scales.read().T.astype(np.float32))
-
-        u8, f32 = np.dtype(np.uint8), np.dtype(np.float32)
+        u8 = np.dtype(np.uint8)
         return Quantized(
             codes=Dense((outputs, columns), u8, read_codes),
-            scales=Dense((outputs, groups), f32, read_scales),
+            scales=transposed_scales(scales),
             zeros=None if facts.symmetric else Dense((outputs, groups), u8, read_zeros),
             bits=bits,
             group=group,
@@ -225,13 +221,6 @@ def pack_layer(weight: Quantized, version: str) -> dict[str, Dense]:
         "scales": Dense.of(np.ascontiguousarray(narrow_scales(weight.scales.read()).T)),
         "g_idx": Dense.of(index),
     }
-
-
-def narrow_scales(scales: NDArray[np.float32]) -> NDArray[Any]:
-    """Return scales as float16 if it holds all of them exactly, else as they are."""
-    with np.errstate(over="ignore"):
-        narrow = scales.astype(np.float16)
-    return narrow if np.array_equal(narrow.astype(np.float32), scales) else scales
 
 
 def _unsorted(values: NDArray[Any], order: NDArray[np.int32]) -> NDArray[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import CheckpointError
-from optimc_passes.weights import Weight
+from optimc_passes.weights import Dense, Weight
 
 if TYPE_CHECKING:
     from optimc_passes.load.safetensors_file import TensorEntry
@@ -86,6 +86,30 @@ def finite_scales(packed: PackedLayer, entry: TensorEntry) -> NDArray[np.float32
     if bad:
         raise packed.fault(f"{bad} of {scales.size} scales in {entry.name.rpartition('.')[2]} are not finite")
     return scales
+
+
+def scales_entry(packed: PackedLayer, part: str, shape: tuple[int, ...], claim: str) -> TensorEntry:
+    """Return a layer's floating-point scales. Raises CheckpointError if their shape or one of them cannot be."""
+    entry = packed.entry(part, ("F16", "BF16", "F32"), shape, claim)
+    finite_scales(packed, entry)
+    return entry
+
+
+def transposed_scales(entry: TensorEntry) -> Dense:
+    """Return scales stored as [g, N] as float32 [N, g]."""
+    groups, outputs = entry.shape
+
+    def read() -> NDArray[np.float32]:
+        return np.ascontiguousarray(entry.read().T.astype(np.float32))
+
+    return Dense((outputs, groups), np.dtype(np.float32), read)
+
+
+def narrow_scales(scales: NDArray[np.float32]) -> NDArray[Any]:
+    """Return scales as float16 if it holds all of them exactly, else as they are."""
+    with np.errstate(over="ignore"):
+        narrow = scales.astype(np.float16)
+    return narrow if np.array_equal(narrow.astype(np.float32), scales) else scales
 
 
 def count_groups(columns: int, group: int) -> int:

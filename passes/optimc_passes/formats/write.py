@@ -27,6 +27,7 @@ from optimc_passes.formats import awq, compressed_tensors, gptq
 from optimc_passes.formats.describe import describe_awq, describe_compressed, describe_gptq
 from optimc_passes.formats.limits import FormatName, LayerFacts, format_problems, ragged_layers
 from optimc_passes.formats.read import QUANTIZATION_KEYS
+from optimc_passes.formats.scheme import narrow_scales
 from optimc_passes.formats.shard_writer import SHARD_BYTES, write_shards
 from optimc_passes.formats.whole_folder import whole_folder
 from optimc_passes.load.config import CONFIG_NAME, QUANTIZE_NAME
@@ -207,7 +208,7 @@ def _is_w8a8(layer: LayerFacts) -> bool:
 
 
 def _wide_scales(quantized: Mapping[str, Quantized]) -> list[str]:
-    wide = [name for name, weight in quantized.items() if gptq.narrow_scales(weight.scales.read()).dtype != np.float16]
+    wide = [name for name, weight in quantized.items() if narrow_scales(weight.scales.read()).dtype != np.float16]
     if not wide:
         return []
     return [f"scales of {listed(wide)} are float32, since float16 does not hold them exactly; some tools cast them"]

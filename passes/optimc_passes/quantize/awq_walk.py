@@ -17,15 +17,15 @@ from optimc_passes.quantize.affine import encode, grid_of, group_range
 from optimc_passes.quantize.awq import AwqConfig
 from optimc_passes.quantize.awq_search import Scaling, best_scales
 from optimc_passes.quantize.clip import best_clip, group_blocks
-from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair, apply_folds, fold_pairs
-from optimc_passes.quantize.layer_report import packed_bytes, weight_bytes
+from optimc_passes.quantize.layer_report import packed_bytes
 from optimc_passes.quantize.linears import LinearWeight, linear_weights
 from optimc_passes.quantize.rounding import Round, nearest, output_error
 from optimc_passes.quantize.scaled_rounding import (
     NO_GAIN,
     NO_HEAD,
     UNDONE,
+    dense_row,
     foldable,
     held_moments,
     inputs_not_finite,
@@ -160,13 +160,8 @@ class AwqWork(LayerWork):
         return quantized, row.model_copy(update={**changes, "seconds": row.seconds + time.perf_counter() - start})
 
     def _row(self, linear: LinearWeight, found: _Found) -> LayerReport:
-        return LayerReport(
-            layer=linear.layer,
-            seconds=found.seconds / len(found.linears),
-            bytes_before=weight_bytes(current_weight(linear, self._artifact.weights)),
-            bytes_after=4 * linear.shape[0] * linear.shape[1],
-            note=found.note or _gain(found.scaling),
-        )
+        seconds = found.seconds / len(found.linears)
+        return dense_row(linear, self._artifact.weights, seconds, found.note or _gain(found.scaling))
 
 
 def _gain(scaling: Scaling | None) -> str | None:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from optimc.errors import CheckpointError
 from optimc.plan import LayerReport
 from optimc_passes.base import Metrics
+from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair
-from optimc_passes.quantize.layer_report import error_metrics
+from optimc_passes.quantize.layer_report import error_metrics, weight_bytes
 from optimc_passes.quantize.linears import LinearWeight
 from optimc_passes.weights import Quantized, Weight
 
@@ -29,6 +30,17 @@ NO_PRODUCER = f"{NOT_SCALED}nothing before it can take the scales"
 UNDONE = f"{NOT_SCALED}with the scales folded the decoder layer computed something else"
 NO_HEAD = f"{NOT_SCALED}it is the head, whose norm the search leaves alone"
 NO_GAIN = f"{NOT_SCALED}no scales lower the error"
+
+
+def dense_row(linear: LinearWeight, weights: Mapping[str, Weight], seconds: float, note: str | None) -> LayerReport:
+    """Return the row of a layer that is not rounded yet: it came as `weights` hold it, and is float32 now."""
+    return LayerReport(
+        layer=linear.layer,
+        seconds=seconds,
+        bytes_before=weight_bytes(current_weight(linear, weights)),
+        bytes_after=4 * linear.shape[0] * linear.shape[1],
+        note=note,
+    )
 
 
 def foldable(pair: FoldPair | None, weights: Mapping[str, Weight]) -> str | None:

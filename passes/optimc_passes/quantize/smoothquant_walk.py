@@ -14,11 +14,10 @@ from optimc.plan import LayerReport
 from optimc_passes.artifact import Artifact
 from optimc_passes.quantize.affine import quantize_affine
 from optimc_passes.quantize.awq_search import scales_of
-from optimc_passes.quantize.config import current_weight
 from optimc_passes.quantize.folding import FoldPair, apply_folds, fold_pairs
-from optimc_passes.quantize.layer_report import packed_bytes, weight_bytes
+from optimc_passes.quantize.layer_report import packed_bytes
 from optimc_passes.quantize.linears import LinearWeight
-from optimc_passes.quantize.scaled_rounding import NO_HEAD, UNDONE, foldable, inputs_not_finite, magnitudes
+from optimc_passes.quantize.scaled_rounding import NO_HEAD, UNDONE, dense_row, foldable, inputs_not_finite, magnitudes
 from optimc_passes.quantize.smoothquant import SmoothQuantConfig
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.layered_model import Stage
@@ -131,13 +130,7 @@ class SmoothQuantWork(LayerWork):
         return quantized, row.model_copy(update=changes)
 
     def _row(self, linear: LinearWeight, seen: _Seen) -> LayerReport:
-        return LayerReport(
-            layer=linear.layer,
-            seconds=seen.seconds / len(seen.linears),
-            bytes_before=weight_bytes(current_weight(linear, self._artifact.weights)),
-            bytes_after=4 * linear.shape[0] * linear.shape[1],
-            note=seen.note,
-        )
+        return dense_row(linear, self._artifact.weights, seen.seconds / len(seen.linears), seen.note)
 
 
 def smoothing(

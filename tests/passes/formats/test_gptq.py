@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from optimc.errors import CheckpointError, UnsupportedModelError
-from optimc_passes.formats.gptq import choose_version, narrow_scales, pack_layer
+from optimc_passes.formats.gptq import choose_version, pack_layer
+from optimc_passes.formats.scheme import narrow_scales
 from optimc_passes.weights import Dense, Quantized
 
 
