@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from optimc.build.calibration import load_calibration
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
 from optimc.build.kv_references import check_kv
+from optimc.build.load_model import cache_folder, load_model
 from optimc.build.lowering_options import lowering_options
 from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
 from optimc.build.outline import check_model
@@ -64,26 +65,18 @@ def build_recipe(
     options = options or BuildOptions()
     start = time.perf_counter()
     inputs = read_inputs(recipe_path, options)
-    from optimc_passes.load import load_checkpoint
-
-    spec = inputs.recipe.model
 
     def check_config(config: Any) -> None:
         check_kv(inputs, config, check_model(inputs, config))
 
-    checkpoint = load_checkpoint(
-        inputs.model,
-        revision=spec.revision,
-        trust_remote_code=spec.trust_remote_code,
-        cache_dir=options.cache,
-        check_config=check_config,
-    )
+    checkpoint = load_model(inputs, options, check_config)
     key = build_key(inputs.recipe, inputs.passes, checkpoint.digest)
     existing = None if options.fresh or options.dump_graph else _read_existing(inputs.output)
     if existing is not None and existing.manifest.source.build_key == key:
         seconds = time.perf_counter() - start
         return BuildResult(inputs.output, existing.manifest, existing.size_bytes, seconds, up_to_date=True)
-    manifest = _build(inputs, checkpoint, key, options, progress)
+    with cache_folder(options) as cache:
+        manifest = _run_passes(inputs, checkpoint, key, options, cache, progress)
     return BuildResult(
         inputs.output, manifest, inputs.output.stat().st_size, time.perf_counter() - start, up_to_date=False
     )
@@ -98,18 +91,6 @@ def _read_existing(path: Path) -> Plan | None:
             return plan
     except PlanError:
         return None
-
-
-def _build(
-    inputs: BuildInputs, checkpoint: Checkpoint, key: str, options: BuildOptions, progress: Progress
-) -> Manifest:
-    """Build with the cache, or with an empty one of its own: a pass's finished weights lie there, not in memory."""
-    if not options.fresh:
-        return _run_passes(inputs, checkpoint, key, options, options.cache, progress)
-    from optimc_passes.cache_entry import scratch_folder
-
-    with scratch_folder(options.cache) as folder:
-        return _run_passes(inputs, checkpoint, key, options, folder, progress)
 
 
 def _run_passes(

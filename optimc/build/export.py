@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimc.build.calibration import load_calibration
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
+from optimc.build.load_model import cache_folder, load_model
 from optimc.build.outline import check_model
 from optimc.build.quality_windows import quality_windows
 from optimc.errors import ConfigError, Fault, UnknownNameError
@@ -80,29 +81,15 @@ def export_recipe(
     _check_output(output)
     # The file that comes last stands for the folder in the checks of where a build writes.
     inputs = read_inputs(recipe_path, replace(options, output=output / "config.json"))
-    from optimc_passes.load import load_checkpoint
 
     def check_config(config: Any) -> None:
         check_model(inputs, config)
 
-    spec = inputs.recipe.model
-    checkpoint = load_checkpoint(
-        inputs.model,
-        revision=spec.revision,
-        trust_remote_code=spec.trust_remote_code,
-        cache_dir=options.cache,
-        check_config=check_config,
-    )
+    checkpoint = load_model(inputs, options, check_config)
     passes = [pass_ for pass_ in inputs.passes if pass_.stage == "weights" and pass_.name != _KV_PASS]
     _refuse_early(passes, checkpoint, format_)
-    if options.fresh:
-        from optimc_passes.cache_entry import scratch_folder
-
-        # What a pass finished lies in the cache, not in memory, so the folder is written while the cache is there.
-        with scratch_folder(options.cache) as cache:
-            reports, written = _run_and_write(inputs, passes, checkpoint, format_, output, options, cache, progress)
-    else:
-        reports, written = _run_and_write(inputs, passes, checkpoint, format_, output, options, options.cache, progress)
+    with cache_folder(options) as cache:
+        reports, written = _run_and_write(inputs, passes, checkpoint, format_, output, options, cache, progress)
     notes = (*_left_out(inputs), *written.notes)
     return ExportResult(
         written.folder,
