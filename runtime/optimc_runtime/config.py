@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
 
 from optimc.errors import ConfigError, Fault
 from optimc.plan import Manifest
@@ -35,6 +38,65 @@ class StepLimits:
         return min(self.max_seq_len, self.num_blocks * self.block_size)
 
 
+SpeculationMode = Literal["off", "auto", "medusa", "ngram", "draft"]
+"""Who proposes tokens: the plan's Medusa heads, n-grams of the text itself, another plan; auto: heads and n-grams."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """How tokens are guessed and verified. Raises ConfigError listing every fault."""
+
+    mode: SpeculationMode = "off"
+    draft_plan: Path | None = None
+    """The plan that drafts; given if and only if mode is "draft"."""
+    max_nodes: int = 32
+    """Most guesses for one sequence in one step."""
+    ngram_min: int = 2
+    """Shortest repetition, in tokens, that n-grams copy from."""
+    ngram_max: int = 8
+    """Longest run of tokens that is looked up."""
+    acceptance: Literal["exact", "typical"] = "exact"
+    """"typical" also takes guesses that are merely likely (2401.10774): the text differs from plain sampling's."""
+    epsilon: float = 0.09
+    """Typical acceptance: a guess at least this likely is taken."""
+    delta: float = 0.3
+    """Typical acceptance: the threshold is at most delta * exp(-entropy)."""
+    always: bool = False
+    """Verify the whole proposal, whatever it costs: for measuring and tests."""
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.mode not in get_args(SpeculationMode):
+            known = ", ".join(get_args(SpeculationMode))
+            faults.append(Fault("mode", f"must be one of {known}, got {self.mode!r}"))
+        elif (self.mode == "draft") != (self.draft_plan is not None):
+            faults.append(Fault("draft_plan", "must be given with mode draft, and with no other"))
+        for name in ("max_nodes", "ngram_min", "ngram_max"):
+            if not _is_int(getattr(self, name), 1):
+                faults.append(Fault(name, f"must be an integer of at least 1, got {getattr(self, name)!r}"))
+        if not faults and self.ngram_max < self.ngram_min:
+            faults.append(Fault("ngram_max", f"must be at least ngram_min {self.ngram_min}, got {self.ngram_max}"))
+        if self.acceptance not in ("exact", "typical"):
+            faults.append(Fault("acceptance", f"must be exact or typical, got {self.acceptance!r}"))
+        for name in ("epsilon", "delta"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 0 < value <= 1):
+                faults.append(Fault(name, f"must be above 0 and at most 1, got {value!r}"))
+        if faults:
+            raise ConfigError("speculation", faults)
+
+    @classmethod
+    def parse(cls, text: str) -> SpeculationOptions:
+        """Read "auto", "medusa", "ngram", "draft=PLAN" or "off". Raises ConfigError for anything else."""
+        mode, equals, path = text.partition("=")
+        if mode == "draft" and path:
+            return cls("draft", Path(path))
+        if equals or mode == "draft" or mode not in get_args(SpeculationMode):
+            fault = Fault("speculation", f"must be auto, medusa, ngram, draft=PLAN or off, got {text!r}")
+            raise ConfigError("options", [fault])
+        return cls(mode)  # type: ignore[arg-type]  # one of the modes, as just checked
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of `optimc serve`. None means: as the plan says. Raises ConfigError listing every fault."""
@@ -61,6 +123,8 @@ class EngineConfig:
     """Younger requests that may pass a waiting one that does not fit, before none may."""
     threads: int | None = None
     """Threads of the executor; None lets it choose."""
+    speculation: SpeculationOptions = SpeculationOptions()
+    """Whether tokens are guessed and verified several at a time."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -74,6 +138,8 @@ class EngineConfig:
         for name in ("prefix_cache", "chunked_prefill", "inflight_batching"):
             if not isinstance(getattr(self, name), bool):
                 faults.append(Fault(name, f"must be true or false, got {getattr(self, name)!r}"))
+        if not isinstance(self.speculation, SpeculationOptions):
+            faults.append(Fault("speculation", f"must be SpeculationOptions, got {self.speculation!r}"))
         if faults:
             raise ConfigError("engine options", faults)
 

@@ -13,6 +13,9 @@ RequestId = NewType("RequestId", str)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+SPECULATIONS = ("off", "auto", "medusa", "ngram", "draft")
+"""What a request may ask of speculation."""
+
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
 MAX_STOP_LENGTH = 256
@@ -58,6 +61,9 @@ class SamplingParams:
     """Generation ends at any of these, in addition to EOS."""
     ignore_eos: bool = False
     """Treat EOS as an ordinary token."""
+    speculation: str | None = None
+    """Who guesses tokens ahead: one of SPECULATIONS that the engine has; None leaves it to the engine. The answer is the
+    same whoever guesses, unless the engine was told to accept what is merely likely."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -92,6 +98,12 @@ class SamplingParams:
             "logprobs",
             self.logprobs,
             f"0 to {MAX_LOGPROBS}",
+        )
+        _check(
+            self.speculation is None or self.speculation in SPECULATIONS,
+            "speculation",
+            self.speculation,
+            f"one of {', '.join(SPECULATIONS)}",
         )
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop:

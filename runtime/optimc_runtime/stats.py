@@ -18,12 +18,52 @@ class Counters:
     failed_steps: int = 0
     last_step_s: float = 0.0
     schedule_s: float = 0.0
+    draft_s: float = 0.0
     execute_s: float = 0.0
     sample_s: float = 0.0
     commit_s: float = 0.0
     finished: dict[FinishReason, int] = field(
         default_factory=lambda: {"stop": 0, "length": 0, "abort": 0, "error": 0},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerStats:
+    """Running totals of one proposer."""
+
+    drafted: int
+    """Tokens that were verified."""
+    accepted: int
+    """Those of them that were emitted; the model's own token after them never counts."""
+    trees: int
+    """Guesses verified, of one or more tokens each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What guessing ahead has brought, and what it costs."""
+
+    mode: str
+    is_active: bool
+    """Whether guesses are being made now; they are not while they do not pay."""
+    proposers: Mapping[str, ProposerStats]
+    position_drafted: tuple[int, ...]
+    """By distance 1, 2, ..: how many trees had a token there below what was accepted before it."""
+    position_accepted: tuple[int, ...]
+    """By distance: how many of those trees' tokens there were emitted."""
+    sequence_steps: int
+    """Decoding sequences times steps, those without guesses included."""
+    emitted: int
+    """Tokens those steps emitted."""
+    draft_s: float
+    """Total time spent making guesses."""
+    costs: tuple[tuple[int, float], ...]
+    """(rows, seconds of a step), as believed now for the present batch."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens a decoding sequence gets from a step."""
+        return self.emitted / self.sequence_steps if self.sequence_steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +100,10 @@ class EngineStats:
     """Total time choosing tokens."""
     commit_s: float
     """Total time on bookkeeping, text and callbacks."""
+    draft_s: float = 0.0
+    """Total time making guesses."""
+    speculation: SpeculationStats | None = None
+    """None without speculation."""
 
     @property
     def kv_usage(self) -> float:
@@ -74,6 +118,6 @@ class EngineStats:
     @property
     def overhead_share(self) -> float:
         """Share of the steps' time spent outside the executor, 0 to 1: Python's share."""
-        outside_s = self.schedule_s + self.sample_s + self.commit_s
+        outside_s = self.schedule_s + self.draft_s + self.sample_s + self.commit_s
         total_s = outside_s + self.execute_s
         return outside_s / total_s if total_s else 0.0
