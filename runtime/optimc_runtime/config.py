@@ -38,6 +38,10 @@ class StepLimits:
         return min(self.max_seq_len, self.num_blocks * self.block_size)
 
 
+def _is_int(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 SpeculationMode = Literal["off", "auto", "medusa", "ngram", "draft"]
 """Who proposes tokens: the plan's Medusa heads, n-grams of the text itself, another plan; auto: heads and n-grams."""
 
@@ -168,7 +172,3 @@ class EngineConfig:
             block_size=pool.block_size,
             num_blocks=pool.num_blocks,
         )
-
-
-def _is_int(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -62,7 +62,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Treat EOS as an ordinary token."""
     speculation: str | None = None
-    """Who guesses tokens ahead: one of SPECULATIONS that the engine has; None leaves it to the engine. The answer is the
+    """Who guesses tokens ahead: one of SPECULATIONS that the engine has; None leaves it to the engine. Answers are the
     same whoever guesses, unless the engine was told to accept what is merely likely."""
 
     def __post_init__(self) -> None:
