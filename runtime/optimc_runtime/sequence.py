@@ -45,6 +45,7 @@ class Sequence:
         "num_scored",
         "num_tokens",
         "order",
+        "proposer",
         "request_id",
         "row",
         "status",
@@ -70,6 +71,8 @@ class Sequence:
         self.max_tokens = self.num_prompt + max_output_tokens
         self.extras = extras
         self.all_logits = all_logits
+        self.proposer: str | None = None
+        """Who may guess this sequence's tokens: None = as the engine is set, "off" = nobody."""
         self.status = Status.WAITING
         self.num_computed = 0
         self.blocks: list[BlockId] = []

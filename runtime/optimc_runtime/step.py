@@ -10,15 +10,20 @@ from numpy.typing import NDArray
 
 from optimc_runtime.executor.base import StepPlan
 from optimc_runtime.sequence import Sequence
+from optimc_runtime.speculate.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Tokens num_computed .. num_computed + num_tokens of one sequence, and how many of its last ones need logits."""
+    """Tokens num_computed .. num_computed + num_tokens of one sequence, and how many of its last ones need logits.
+
+    With a tree: its last known token and the nodes, all with logits.
+    """
 
     sequence: Sequence
     num_tokens: int
     num_logits: int
+    tree: DraftTree | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Step:
 
     plan: StepPlan
     work: tuple[Work, ...]
+    has_trees: bool = False
 
 
 def build_step(work: tuple[Work, ...], block_table: NDArray[np.int32], block_size: int) -> Step:

@@ -1,0 +1,1 @@
+"""Speculative decoding: what is guessed, by whom, and whether guessing pays."""
