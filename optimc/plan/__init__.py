@@ -1,6 +1,7 @@
 """The plan file: one safetensors container holding an engine and everything needed to serve it."""
 
 from optimc.plan.fusion_report import DeclinedSites, FusionReport, GraphReport, NearestMiss
+from optimc.plan.heads import DraftTreeInfo, HeadAccuracy, HeadInfo, HeadsInfo, HeadsReport
 from optimc.plan.kv_layout import KvDtype, KvKeys, KvLayer, KvLayout, KvProvenance
 from optimc.plan.manifest import (
     FORMAT_VERSION,
@@ -20,9 +21,14 @@ from optimc.plan.writer import PlanTensor, write_plan
 __all__ = [
     "FORMAT_VERSION",
     "DeclinedSites",
+    "DraftTreeInfo",
     "FrontierPoint",
     "FusionReport",
     "GraphReport",
+    "HeadAccuracy",
+    "HeadInfo",
+    "HeadsInfo",
+    "HeadsReport",
     "KvDtype",
     "KvKeys",
     "KvLayer",

@@ -29,6 +29,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PROGRAM_VERSION: Literal[1] = 1
+HEADS_VERSION: Literal[2] = 2
+"""Of programs that answer hidden states or have heads, which earlier readers do not know."""
 PANEL_ROWS = 32
 ALIGNMENT = 64
 """Bytes that buffers in the arena and tensors in the file are aligned to."""
@@ -289,10 +291,25 @@ Op = Annotated[
 ]
 
 
+class CpuHeads(_Section):
+    """The Medusa heads: a second list of operations on the same buffers, weights and arena, run between steps.
+
+    It runs with N tokens and N * K logits rows, row n * K + k being head k's for row n. So a "tokens" buffer [N, K * C]
+    and a "logits" buffer [N * K, C] at the same offset are the same numbers.
+    """
+
+    input: int
+    """The float buffer [N, d], or [N, 2d] for conditioned heads: hidden states are copied into its first d columns, and
+    an Embed of the root tokens fills the others."""
+    logits: int
+    """The float buffer [N * K, V'] the candidates are picked from, V' the draft vocabulary."""
+    ops: tuple[Op, ...] = Field(min_length=1)
+
+
 class CpuProgram(_Section):
     """Everything the cpu executor needs besides the tensors."""
 
-    version: Literal[1] = PROGRAM_VERSION
+    version: Literal[1, 2] = PROGRAM_VERSION
     max_tokens: int = Field(gt=0)
     """Most rows a buffer has room for, T and R."""
     weights: dict[str, Weight]
@@ -301,6 +318,10 @@ class CpuProgram(_Section):
     ops: tuple[Op, ...] = Field(min_length=1)
     logits: int
     """The float buffer [R, V] the program leaves its answer in."""
+    hidden: View | None = None
+    """[R, d] what the output head multiplies, where the program keeps it to the end of a step."""
+    heads: CpuHeads | None = None
+    """Operations, buffers and weights of the Medusa heads."""
 
     @model_validator(mode="after")
     def _is_finished(self) -> CpuProgram:
@@ -310,6 +331,8 @@ class CpuProgram(_Section):
                     f"linear '{op.name}' rounds with scale {op.static_scale:g}, which a program leaves to "
                     "the operation before it"
                 )
+        if (self.version == HEADS_VERSION) != (self.hidden is not None or self.heads is not None):
+            raise ValueError(f"version {self.version} does not go with its hidden states and heads")
         return self
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from optimc.plan.fusion_report import GraphReport
+from optimc.plan.heads import HeadsInfo
 from optimc.plan.kv_layout import KvLayout
 from optimc.plan.pass_report import PassReport
 
@@ -99,7 +100,8 @@ class Manifest(_Section):
     """Sampling defaults of generation_config; printed at start, `--ignore-generation-config` drops them."""
     quantization: dict[str, Any] = Field(default_factory=dict)
     """Weight name to its scheme: bits, group, symmetric, method."""
-    medusa: dict[str, Any] | None = None
+    medusa: HeadsInfo | None = None
+    """Heads that guess the tokens after the next; None without any."""
     program: dict[str, Any] = Field(default_factory=dict)
     """Private to the target: how its executor finds program bytes and weights among the tensors."""
     passes: tuple[PassReport, ...] = ()

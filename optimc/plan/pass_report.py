@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from optimc.plan.fusion_report import FusionReport
+from optimc.plan.heads import HeadsReport
 
 
 class _Section(BaseModel):
@@ -80,3 +81,5 @@ class PassReport(_Section):
     """Tokens the pass looked at; None if it needs none."""
     resumed_at: int | None = None
     """Decoder layers an earlier build that was cut short had finished; None if this one started at the first."""
+    heads: HeadsReport | None = None
+    """How heads were trained or imported; None for every other pass."""

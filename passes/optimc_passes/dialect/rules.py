@@ -28,11 +28,8 @@ INPUTS: tuple[tuple[str, ir.DataType, tuple[Dim, ...]], ...] = (
 )
 """The graph's first inputs. Those after them are parameters."""
 
-OUTPUTS: tuple[tuple[str, ir.DataType, tuple[Dim, ...]], ...] = (
-    ("logits", ir.DataType.FLOAT, ("R", "V")),
-    ("medusa_logits", ir.DataType.FLOAT, ("K", "R", "V")),
-)
-"""The graph's outputs; the second only with Medusa heads."""
+OUTPUTS: tuple[tuple[str, ir.DataType, tuple[Dim, ...]], ...] = (("logits", ir.DataType.FLOAT, ("R", "V")),)
+"""The graph's outputs."""
 
 
 def verify_graph(model: ir.Model) -> list[str]:

@@ -27,6 +27,8 @@ class LoweringOptions:
     """Most tokens T in one step."""
     max_seqs: int
     """Most sequences B in one step."""
+    hidden: bool = False
+    """Whether steps also answer what the output head multiplied; they do wherever there are Medusa heads."""
 
 
 @dataclass(frozen=True)

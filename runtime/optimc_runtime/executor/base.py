@@ -1,16 +1,19 @@
 """The contract between scheduler and executor: one dataclass down, one up.
 
 The pool belongs to the executor, the block ids to the scheduler. Letters: T tokens in the step (packed, no padding),
-B sequences, R rows that need logits, V vocabulary, S slots per block, K Medusa heads.
+B sequences, R rows that need logits, V vocabulary, S slots per block, d hidden size, K Medusa heads, N rows to draft
+for, k candidates per head.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from optimc.plan.heads import HeadsInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,18 @@ class StepResult:
 
     logits: NDArray[np.float32]
     """[R, V]. May be reused by the executor's next step: copy what must outlive it."""
-    medusa_logits: NDArray[np.float32] | None = None
-    """[K, R, V] with Medusa heads, else None."""
+    hidden: NDArray[np.float32] | None = None
+    """[R, d] what the output head multiplied, if the plan was lowered for it. May be reused by the executor's next
+    call."""
+
+
+class DraftCandidates(NamedTuple):
+    """What the heads of a plan guess. Fresh arrays, the caller's."""
+
+    ids: NDArray[np.int32]
+    """[N, K, k] token ids of the full vocabulary, likeliest first."""
+    logprobs: NDArray[np.float32]
+    """[N, K, k] under the head's softmax over the draft vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +79,25 @@ class Executor(Protocol):
         """The KV pool this executor owns."""
         ...
 
+    @property
+    def heads(self) -> HeadsInfo | None:
+        """The plan's Medusa heads; None without any."""
+        ...
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: write K/V of all T tokens to their slots, return logits of the asked rows."""
         ...
 
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Copy K/V rows between slots, as if all were read before any is written."""
+        ...
+
+    def draft(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> DraftCandidates:
+        """Evaluate the heads for N rows: `hidden` [N, d] as `execute` gave it, `tokens` [N] what was sampled from that
+        row (ignored by heads that are not conditioned). Overwrites what `execute` returned.
+
+        Raises EngineError if there are no heads or they fail.
+        """
         ...
 
     def close(self) -> None:

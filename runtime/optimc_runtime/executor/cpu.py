@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import ConfigError, EngineError, Fault, PlanTargetError
-from optimc.plan import Plan
+from optimc.plan import HeadsInfo, Plan
 from optimc.plan.cpu_program import CpuProgram
 from optimc.plan.program_section import read_program
 from optimc_runtime import _native
-from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.cores import usable_cores
 from optimc_runtime.executor.cpu_assembly import assemble, kv_layers
 from optimc_runtime.executor.pool_memory import check_pool_memory
@@ -53,6 +53,8 @@ class CpuExecutor:
             raise PlanTargetError(f"{plan.path}: {error}") from error
         memory = manifest.limits.kv_memory_bytes if kv_memory_bytes is None else kv_memory_bytes
         num_blocks = check_pool_memory(plan.path, memory, bytes_per_block, kv.block_size)
+        self._path = plan.path
+        self._heads = None if program.heads is None else manifest.medusa
         self._pool = KvPoolInfo(num_blocks, kv.block_size, bytes_per_block)
         self._program = assemble(plan, program, num_blocks=num_blocks, threads=threads, instruction_set=instruction_set)
 
@@ -60,6 +62,11 @@ class CpuExecutor:
     def pool(self) -> KvPoolInfo:
         """The KV pool this executor owns."""
         return self._pool
+
+    @property
+    def heads(self) -> HeadsInfo | None:
+        """The plan's Medusa heads; None without any."""
+        return self._heads
 
     @property
     def instruction_set(self) -> str:
@@ -92,6 +99,11 @@ class CpuExecutor:
             self._program.move(src_slots, dst_slots)
         except ValueError as error:
             raise EngineError(f"move of {len(src_slots)} slots: {error}") from error
+
+    def draft(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> DraftCandidates:
+        """Evaluate the plan's heads. Raises EngineError: there are none."""
+        what = f"{top} candidates for {len(tokens)} of {len(hidden)} rows"
+        raise EngineError(f"{self._path}: the plan has no Medusa heads to draft {what}")
 
     def close(self) -> None:
         """Release the pool, the threads and the weights. The executor cannot be used afterwards, the last step's

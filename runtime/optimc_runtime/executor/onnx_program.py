@@ -49,6 +49,15 @@ class AttentionPorts(_Section):
     layers: tuple[LayerPorts, ...]
 
 
+class OnnxHeads(_Section):
+    """The Medusa heads: a model of their own, inputs "hidden" [N, d] and, if conditioned, "tokens" [N], output
+    "logits" [N, K, V'], V' the draft vocabulary."""
+
+    model: str
+    """Plan tensor with the serialized model, weights absent."""
+    initializers: dict[str, Initializer]
+
+
 class OnnxProgram(_Section):
     """Everything the executor needs to find its way."""
 
@@ -58,3 +67,6 @@ class OnnxProgram(_Section):
     attention: AttentionPorts
     int8_activations: bool
     """Whether fused quantized kernels may round activations to 8 bits."""
+    hidden: str | None = None
+    """The output [R, d] with what the output head multiplies, if there is one."""
+    heads: OnnxHeads | None = None

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import EngineError, MissingExtraError, PlanCorruptError, PlanTargetError
-from optimc.plan import Plan
+from optimc.plan import HeadsInfo, Plan
 from optimc.plan.program_section import read_program
-from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.external_weights import ExternalWeight, declare_weights
 from optimc_runtime.executor.onnx_program import OnnxProgram
 from optimc_runtime.executor.pool_memory import check_pool_memory
@@ -54,6 +54,8 @@ class OnnxRuntimeExecutor:
                 f"{plan.path}: {len(manifest.kv.layers)} layers in the KV layout, "
                 f"{len(program.attention.layers)} in the program"
             )
+        self._path = plan.path
+        self._heads = None if program.heads is None else manifest.medusa
         self._vocab_size = manifest.model.vocab_size
         self._ports = program.attention
         self._block_size = manifest.kv.block_size
@@ -78,6 +80,11 @@ class OnnxRuntimeExecutor:
         """The KV pool this executor owns."""
         return self._pool_info
 
+    @property
+    def heads(self) -> HeadsInfo | None:
+        """The plan's Medusa heads; None without any."""
+        return self._heads
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises EngineError if ONNX Runtime fails; then no block written by this step may be used."""
         assert len(plan.tokens) == plan.query_start[-1], "query_start ends at the number of tokens"
@@ -90,6 +97,11 @@ class OnnxRuntimeExecutor:
         """Copy K/V rows between slots, as if all were read before any is written."""
         for pool in (*self._key_pools, *self._value_pools):
             pool[dst_slots] = pool[src_slots]  # Indexing by an array copies, so reads come first.
+
+    def draft(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> DraftCandidates:
+        """Evaluate the plan's heads. Raises EngineError: there are none."""
+        what = f"{top} candidates for {len(tokens)} of {len(hidden)} rows"
+        raise EngineError(f"{self._path}: the plan has no Medusa heads to draft {what}")
 
     def close(self) -> None:
         """Release the pool and the session. The executor cannot be used afterwards."""

@@ -198,11 +198,9 @@ def float16_logits(g: Graph, v: dict[str, ir.Value]) -> None:
 
 
 def extra_output(g: Graph, v: dict[str, ir.Value]) -> None:
-    second = typed(g.tape.op("Identity", [v["logits"]]), 2, "R", 50)
-    second.name = "medusa_logits"
-    third = typed(g.tape.op("Identity", [v["x"]]), "T", 40)
-    third.name = "surprise"
-    g.outputs += [second, third]
+    second = typed(g.tape.op("Identity", [v["x"]]), "T", 40)
+    second.name = "surprise"
+    g.outputs.append(second)
 
 
 def renamed_output(g: Graph, v: dict[str, ir.Value]) -> None:

@@ -1,0 +1,1 @@
+"""Medusa heads: what they are, how they are trained, measured and imported."""
