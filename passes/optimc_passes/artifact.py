@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from optimc_passes.calibrate import Calibration
+    from optimc_passes.heads.heads import Heads
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Artifact:
     """What passes decided for those after them."""
     graph: ir.Model | None = None
     """None in the weight stage. In the graph stage its initializers read `weights` when looked at."""
+    heads: Heads | None = None
+    """Medusa heads, added to a finished graph; None without any."""
 
     @classmethod
     def start(cls, checkpoint: Checkpoint, calibration: Calibration | None = None) -> Artifact:

@@ -11,21 +11,25 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from optimc.errors import OptimcError, PassError
-from optimc.plan import FrontierPoint, FusionReport, LayerReport, PassReport
+from optimc.plan import FrontierPoint, FusionReport, HeadsReport, LayerReport, PassReport
 from optimc.progress import Progress, no_progress
 from optimc.wording import raised, source_file
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.memory import PeakMemory
 from optimc_passes.weights import Weight, WeightStore
 
-Stage = Literal["weights", "graph"]
+if TYPE_CHECKING:
+    from optimc_passes.heads.target_model import TargetModel
+
+Stage = Literal["weights", "graph", "heads"]
 Metrics = dict[str, float | int | str]
 
 
@@ -56,6 +60,8 @@ class PassContext:
     """Folder for what does not fit in memory; None: the system's for temporary files."""
     max_host_bytes: int | None = None
     """Most memory the whole process may have resident; None: no limit."""
+    open_model: Callable[[Artifact], AbstractContextManager[TargetModel]] | None = None
+    """Run the artifact as it would be served; for passes that train heads. None: this build cannot."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,8 @@ class PassResult:
     calibration_tokens: int | None = None
     resumed_at: int | None = None
     """Decoder layers that were taken over from an earlier build."""
+    heads: HeadsReport | None = None
+    """How heads were trained or imported."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +189,7 @@ class Pass(ABC, Generic[ConfigT]):
                 frontier=result.frontier,
                 calibration_tokens=result.calibration_tokens,
                 resumed_at=result.resumed_at,
+                heads=result.heads,
             )
         except ValidationError as error:
             details = {detail["loc"][:2]: detail["msg"] for detail in error.errors()}
@@ -193,6 +202,8 @@ class Pass(ABC, Generic[ConfigT]):
             return ["it changes weights and must come before the graph is attached"]
         if self.stage == "graph" and artifact.graph is None:
             return ["it rewrites the graph, and there is none yet"]
+        if self.stage == "heads" and artifact.graph is None:
+            return ["it adds heads to a finished graph, and there is none yet"]
         if self.uses_calibration and artifact.calibration is None:
             return ["it needs calibration text; add a calibration section to the recipe"]
         return []
@@ -211,6 +222,11 @@ class Pass(ABC, Generic[ConfigT]):
 
             if not isinstance(result.artifact.graph, ir.Model):
                 problems.append(f"run returned {type(result.artifact.graph).__name__} as the graph, want an ir.Model")
+        if self.stage == "heads":
+            from optimc_passes.heads.heads import Heads
+
+            if not isinstance(result.artifact.heads, Heads):
+                problems.append(f"run returned {type(result.artifact.heads).__name__} as heads, want Heads")
         return problems
 
     def _shape_problems(self, before: Artifact, after: Artifact) -> list[str]:
@@ -220,6 +236,10 @@ class Pass(ABC, Generic[ConfigT]):
             problems.append("a weight pass returned a graph")
         if self.stage == "graph" and after.weights is not before.weights:
             problems.append("a graph pass changed the weight store")
+        if self.stage == "heads" and after.weights is not before.weights:
+            problems.append("a pass that adds heads changed the weight store")
+        if self.stage != "heads" and after.heads is not before.heads:
+            problems.append("heads are for passes of the stage heads to add")
         problems += [f"{name} is gone" for name in before.weights if name not in after.weights]
         problems += [
             f"{name} has shape {list(after.weights[name].shape)}, had {list(weight.shape)}"

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from optimc.errors import CheckpointError
-from optimc.plan import FusionReport, PassReport
+from optimc.plan import FusionReport, HeadsInfo, PassReport
 from optimc.storage import storing
 from optimc_passes.cache_entry import PARTIAL, EntryWriter, read_entry, remove_abandoned
 from optimc_passes.choices import Choices
@@ -45,6 +45,8 @@ class StoredWeights(NamedTuple):
     """Marked as cached."""
     choices: Choices | None
     """None: as before the pass."""
+    heads: HeadsInfo | None = None
+    """What the weights are, if they are those of Medusa heads."""
 
 
 class WeightWriter:
@@ -64,10 +66,17 @@ class WeightWriter:
         self._kept[name] = (stored, facts)
         return stored
 
-    def commit(self, changed: Mapping[str, Weight], report: PassReport, choices: Choices | None = None) -> None:
+    def commit(
+        self,
+        changed: Mapping[str, Weight],
+        report: PassReport,
+        choices: Choices | None = None,
+        heads: HeadsInfo | None = None,
+    ) -> None:
         """Complete the entry: `changed` is what the pass put into the store, kept already or not.
 
-        `choices` are the artifact's after the pass, None if they are those before it.
+        `choices` are the artifact's after the pass, None if they are those before it. With `heads`, the weights are
+        theirs and not the store's.
         """
         described = {}
         for name, weight in changed.items():
@@ -77,6 +86,8 @@ class WeightWriter:
         payload: dict[str, Any] = {"weights": described, "report": report.model_dump(mode="json")}
         if choices is not None:
             payload["choices"] = choices.to_json()
+        if heads is not None:
+            payload["heads"] = heads.model_dump(mode="json")
         self._entry.commit(payload)
 
 
@@ -96,7 +107,8 @@ class ArtifactCache:
         try:
             weights = {name: read_weight(folder, facts) for name, facts in payload["weights"].items()}
             choices = Choices.from_json(payload["choices"]) if "choices" in payload else None
-            return StoredWeights(weights, _cached(payload["report"]), choices)
+            heads = HeadsInfo.model_validate(payload["heads"]) if "heads" in payload else None
+            return StoredWeights(weights, _cached(payload["report"]), choices, heads)
         except (KeyError, TypeError, AttributeError, ValidationError, CheckpointError):
             return None  # written by another version of this code
 

@@ -25,7 +25,7 @@ def check_host_memory(passes: Sequence[Pass[Any]], artifact: Artifact, options: 
     """
     if options.max_host_bytes is None:
         return
-    needs = {pass_label(pass_, passes): pass_.host_bytes(artifact) for pass_ in passes if pass_.stage == "weights"}
+    needs = {pass_label(pass_, passes): pass_.host_bytes(artifact) for pass_ in passes if pass_.stage != "graph"}
     # Asked last: what looking at shapes loads stays.
     resident = resident_bytes()
     faults = [

@@ -48,8 +48,8 @@ def _wrong_attributes(candidate: type[Pass[Any]]) -> Iterator[str]:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         yield f"version is {version!r}, want a whole number from 1"
     stage = getattr(candidate, "stage", None)
-    if stage not in ("weights", "graph"):
-        yield f"stage is {stage!r}, want 'weights' or 'graph'"
+    if stage not in ("weights", "graph", "heads"):
+        yield f"stage is {stage!r}, want 'weights', 'graph' or 'heads'"
     config_type = getattr(candidate, "config_type", None)
     if not isinstance(config_type, type) or not issubclass(config_type, PassConfig):
         yield f"config_type is {config_type!r}, want a subclass of PassConfig"

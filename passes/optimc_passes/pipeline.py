@@ -1,6 +1,7 @@
-"""From a checkpoint to a finished graph: weight passes, then the graph with the weights attached, then graph passes.
+"""From a checkpoint to a finished graph: weight passes, then the graph with the weights attached, then graph passes;
+last of all heads, trained on what the finished model says.
 
-    artifact ─ weight pass ─ … ─ export ─ attach ─ verify ─ graph pass ─ verify ─ … ─► artifact with graph
+    artifact ─ weight pass ─ … ─ export ─ attach ─ verify ─ graph pass ─ verify ─ … ─ heads ─► artifact with graph
 
 Every arrow into a pass is a look into the cache first.
 """
@@ -23,6 +24,7 @@ from optimc_passes.graph.attach import attach_weights
 from optimc_passes.graph.dump import GraphDump
 from optimc_passes.graph.exported import Exported
 from optimc_passes.graph.figures import GraphFigures, with_figures
+from optimc_passes.heads_stage import run_heads_stage
 from optimc_passes.pipeline_options import PipelineOptions, pass_label
 from optimc_passes.quantize.linears import linear_weights
 from optimc_passes.verify import GraphVerifier
@@ -52,14 +54,22 @@ class PipelineResult:
 
 
 def check_order(passes: Sequence[Pass[Any] | type[Pass[Any]]]) -> list[tuple[int, str]]:
-    """Return position and message for every weight pass that comes after a graph pass."""
+    """Return position and message for every pass that comes too late: weights, then the graph, then heads, once."""
     misplaced = []
     first_graph_pass: str | None = None
+    heads_pass: str | None = None
     for index, pass_ in enumerate(passes):
+        what = {"weights": "changes weights", "graph": "rewrites the graph", "heads": "adds heads"}[pass_.stage]
+        if heads_pass is not None and pass_.stage == "heads":
+            misplaced.append((index, f"{pass_.name} adds heads, and {heads_pass} has added them already; keep one"))
+        elif heads_pass is not None:
+            misplaced.append((index, f"{pass_.name} {what} and must come before {heads_pass}"))
+        elif pass_.stage == "weights" and first_graph_pass is not None:
+            misplaced.append((index, f"{pass_.name} {what} and must come before {first_graph_pass}"))
         if pass_.stage == "graph":
             first_graph_pass = first_graph_pass or pass_.name
-        elif first_graph_pass is not None:
-            misplaced.append((index, f"{pass_.name} changes weights and must come before {first_graph_pass}"))
+        if pass_.stage == "heads":
+            heads_pass = heads_pass or pass_.name
     return misplaced
 
 
@@ -67,6 +77,8 @@ def run_pipeline(
     passes: Sequence[Pass[Any]], artifact: Artifact, source: GraphSource, options: PipelineOptions | None = None
 ) -> PipelineResult:
     """Run the passes in order.
+
+    Seconds of the graph are those of the graph passes, not of the heads'.
 
     Raises ConfigError if their order cannot be, PassError if one fails, VerifyError if a graph is wrong after one,
     CheckpointError if weights and exported graph do not fit together, or a weight is not finite.
@@ -95,7 +107,8 @@ def run_pipeline(
         graph_seconds=time.perf_counter() - start,
         frontend=dict(exported.rewrites),
     )
-    return PipelineResult(artifact, tuple(run.reports), report)
+    artifact, reports = run_heads_stage(passes, artifact, options, run.done)
+    return PipelineResult(artifact, (*run.reports, *reports), report)
 
 
 class _Run:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from optimc.progress import Progress
 from optimc_passes.base import Pass
 from optimc_passes.cache import ArtifactCache
+from optimc_passes.heads.target_model import ModelOpener
 from optimc_passes.verify import VerifyLevel
 
 
@@ -34,6 +35,8 @@ class PipelineOptions:
     """Windows [W, T] of text on which each weight pass is measured; None: none is."""
     unmeasured: str | None = None
     """Why there are no such windows though somebody wanted them; the reports say so."""
+    models: ModelOpener | None = None
+    """How to run the artifact as it would be served, for passes that train heads; None: this build cannot."""
 
     def progress_of(self, step: str) -> Progress:
         """Return what a step reports its progress to."""

@@ -64,7 +64,7 @@ def files(root):
 
 def test_weights_come_back_as_they_went_in_with_a_report_that_says_cached(cache, weights):
     store(cache, weights)
-    found, report, _ = cache.load_weights(KEY)
+    found, report, *_ = cache.load_weights(KEY)
     assert list(found) == list(weights)
     assert all(same(found[name], weight) for name, weight in weights.items())
     assert report == REPORT.model_copy(update={"cached": True})

@@ -14,7 +14,7 @@ def test_every_pass_states_what_the_pipeline_needs():
         assert issubclass(pass_type, Pass)
         assert pass_type.name == name
         assert pass_type.version >= 1
-        assert pass_type.stage in ("weights", "graph")
+        assert pass_type.stage in ("weights", "graph", "heads")
         assert issubclass(pass_type.config_type, PassConfig)
         assert pass_type.__doc__
 
