@@ -12,26 +12,20 @@ A layer of N outputs and C inputs with g groups (one for `channel` and `tensor`)
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.errors import CheckpointError, UnsupportedModelError
+from optimc.errors import UnsupportedModelError
+from optimc_passes.formats.config_groups import BITS, INTEGER, PACKED, ConfigGroup, group_of, is_named, read_groups
 from optimc_passes.formats.packing import pack_bits, packed_words, unpack_bits
 from optimc_passes.formats.scheme import (
-    PATTERN_PREFIX,
     PackedLayer,
     QuantScheme,
-    boolean,
     count_groups,
     finite_scales,
-    group_size,
-    integer,
-    is_pattern,
     names,
     narrow_scales,
     scales_entry,
@@ -41,32 +35,9 @@ from optimc_passes.weights import Dense, Quantized, Weight
 if TYPE_CHECKING:
     from optimc_passes.load.safetensors_file import TensorEntry
 
-PACKED, INTEGER, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
-_NAIVE = "naive-quantized"
-BITS = (2, 3, 4, 8)
-"""Widths of integers that are read and written."""
+__all__ = ["BITS", "INTEGER", "PACKED", "CompressedTensorsScheme", "int8_layer", "pack_layer"]
 
 _ZERO_DTYPES = ("I8", "I32")
-
-
-@dataclass(frozen=True)
-class _Group:
-    """One entry of `config_groups`: the layers it is about and how their weights are stored."""
-
-    name: str
-    targets: tuple[str, ...]
-    format: str
-    bits: int
-    is_float: bool
-    symmetric: bool
-    strategy: str
-    group: int
-    """Columns per group; -1 for one scale per row or per tensor."""
-    block: tuple[int, int] | None
-    static_activations: bool
-    """Whether the layer's input has a scale of its own in the checkpoint."""
-    token_activations: bool
-    """Whether the layer was made for 8-bit activations with a scale per token."""
 
 
 class CompressedTensorsScheme(QuantScheme):
@@ -88,18 +59,13 @@ class CompressedTensorsScheme(QuantScheme):
     )
 
     def __init__(self, facts: Mapping[str, Any], where: str) -> None:
-        self._where = where
         _refuse_transforms(facts, where)
-        groups = facts.get("config_groups")
-        if not isinstance(groups, dict) or not groups:
-            raise CheckpointError(f"{where}: config_groups says nothing about any layer")
-        overall = facts.get("format")
-        self._groups = tuple(_read_group(name, group, overall, where) for name, group in groups.items())
+        self._groups = read_groups(facts, where)
         self._ignore = names(facts, "ignore", where)
 
     def expects(self, layer: str, *, is_head: bool) -> bool | None:  # noqa: ARG002
         """Whether a group targets the layer and `ignore` does not name it."""
-        return not _matches_any(self._ignore, layer) and self._group_of(layer) is not None
+        return not is_named(self._ignore, layer) and group_of(self._groups, layer) is not None
 
     def is_packed(self, parts: Mapping[str, TensorEntry]) -> bool:
         """Whether there are packed codes, or a scale beside the weight."""
@@ -107,19 +73,11 @@ class CompressedTensorsScheme(QuantScheme):
 
     def read(self, packed: PackedLayer, notes: list[str]) -> Weight:
         """Return the layer's weight: integers as they are, fp8 as the product with its scales in float32."""
-        group = self._group_of(packed.layer)
+        group = group_of(self._groups, packed.layer)
         assert group is not None, "layers that nothing targets are refused before"
         if group.is_float:
             return _read_float(packed, group, notes)
         return _read_integers(packed, group, notes)
-
-    def _group_of(self, layer: str) -> _Group | None:
-        """Return the group that a layer belongs to: by its name first, then by pattern, then by class."""
-        for kind in (_is_name, is_pattern, _is_class):
-            for group in self._groups:
-                if any(kind(target) and _matches(target, layer) for target in group.targets):
-                    return group
-        return None
 
 
 def pack_layer(weight: Quantized) -> dict[str, Dense]:
@@ -165,7 +123,7 @@ def int8_layer(weight: Quantized) -> dict[str, Dense]:
     return tensors
 
 
-def _read_integers(packed: PackedLayer, group: _Group, notes: list[str]) -> Quantized:
+def _read_integers(packed: PackedLayer, group: ConfigGroup, notes: list[str]) -> Quantized:
     outputs, columns = packed.shape
     bits, columns_per_group = group.bits, columns if group.group == -1 else min(group.group, columns)
     groups = count_groups(columns, columns_per_group)
@@ -203,7 +161,7 @@ def _read_integers(packed: PackedLayer, group: _Group, notes: list[str]) -> Quan
     )
 
 
-def _read_float(packed: PackedLayer, group: _Group, notes: list[str]) -> Dense:
+def _read_float(packed: PackedLayer, group: ConfigGroup, notes: list[str]) -> Dense:
     outputs, columns = packed.shape
     source = packed.entry("weight", ("F8_E4M3",), (outputs, columns), f"format {group.format}")
     block = group.block
@@ -226,7 +184,7 @@ def _read_float(packed: PackedLayer, group: _Group, notes: list[str]) -> Dense:
     return Dense((outputs, columns), np.dtype(np.float32), read)
 
 
-def _scale_reader(packed: PackedLayer, group: _Group, groups: int) -> Callable[[], NDArray[np.float32]]:
+def _scale_reader(packed: PackedLayer, group: ConfigGroup, groups: int) -> Callable[[], NDArray[np.float32]]:
     """Return a function that reads the scales as float32 [N, g]."""
     outputs = packed.shape[0]
     found = packed.parts.get("weight_scale")
@@ -247,7 +205,7 @@ def _scale_reader(packed: PackedLayer, group: _Group, groups: int) -> Callable[[
     return read
 
 
-def _zeros(packed: PackedLayer, group: _Group, groups: int) -> Dense | None:
+def _zeros(packed: PackedLayer, group: ConfigGroup, groups: int) -> Dense | None:
     """Return the zero points, uint8 [N, g], moved up by half the range as the codes are; None for symmetric layers."""
     outputs = packed.shape[0]
     found = packed.parts.get("weight_zero_point")
@@ -285,7 +243,7 @@ def _permutation(packed: PackedLayer, group: int) -> NDArray[np.int32] | None:
     return order
 
 
-def _activation_scale(packed: PackedLayer, group: _Group, notes: list[str]) -> float | None:
+def _activation_scale(packed: PackedLayer, group: ConfigGroup, notes: list[str]) -> float | None:
     """Return the static scale of the layer's input, if it is one symmetric number; say so where it cannot be used."""
     if not group.static_activations:
         if "input_scale" in packed.parts:
@@ -313,76 +271,6 @@ def _check_stated_shape(packed: PackedLayer) -> None:
         raise packed.fault(f"weight_shape is {stated}, the configuration makes it {list(packed.shape)}")
 
 
-def _read_group(name: str, facts: Any, overall: Any, where: str) -> _Group:
-    place = f"{where}: config_groups.{name}"
-    if not isinstance(facts, dict) or not isinstance(facts.get("weights"), dict):
-        raise CheckpointError(f"{place}: has no description of weights")
-    weights = facts["weights"]
-    targets = names(facts, "targets", place)
-    if not targets:
-        raise CheckpointError(f"{place}: targets names no layer")
-    kind = weights.get("type", "int")
-    if kind not in ("int", "float"):
-        raise UnsupportedModelError(f"{place}: weights of type {kind!r} are not read; readable are int and float")
-    is_float = kind == "float"
-    stored_as = _stored_as(facts.get("format") or overall, is_float=is_float, where=place)
-    bits = integer(weights, "num_bits", place, default=8)
-    if bits not in ((8,) if is_float else BITS):
-        raise UnsupportedModelError(
-            f"{place}: {kind} weights of {bits} bits; readable are int of 2, 3, 4, 8, float of 8"
-        )
-    strategy = weights.get("strategy") or ("tensor" if weights.get("group_size") is None else "group")
-    columns = -1
-    if strategy == "group":
-        columns = group_size(weights, "group_size", place)
-    elif strategy not in ("channel", "tensor") and not (strategy == "block" and is_float):
-        raise UnsupportedModelError(f"{place}: strategy '{strategy}' is not read")
-    return _Group(
-        name=name,
-        targets=targets,
-        format=stored_as,
-        bits=bits,
-        is_float=is_float,
-        symmetric=boolean(weights, "symmetric", place, default=True),
-        strategy=strategy,
-        group=columns,
-        block=_block(weights, place) if strategy == "block" else None,
-        static_activations=_is_int8(facts.get("input_activations"), dynamic=False),
-        token_activations=_is_int8(facts.get("input_activations"), dynamic=True),
-    )
-
-
-def _stored_as(format_: Any, *, is_float: bool, where: str) -> str:
-    if format_ == _NAIVE:
-        return FLOAT if is_float else INTEGER
-    if format_ not in (PACKED, INTEGER, FLOAT) or (format_ == FLOAT) != is_float:
-        kind = "float" if is_float else "int"
-        raise UnsupportedModelError(
-            f"{where}: format '{format_}' of {kind} weights is not read; readable are {PACKED}, {INTEGER} and {FLOAT}"
-        )
-    return str(format_)
-
-
-def _block(weights: Mapping[str, Any], where: str) -> tuple[int, int]:
-    value = weights.get("block_structure")
-    if (
-        not isinstance(value, Sequence)
-        or len(value) != 2
-        or not all(isinstance(size, int) and size > 0 for size in value)
-    ):
-        raise CheckpointError(f"{where}: block_structure must be two sizes, got {value!r}")
-    return value[0], value[1]
-
-
-def _is_int8(activations: Any, *, dynamic: bool) -> bool:
-    """Whether activations are rounded to 8-bit integers, with scales of the moment or with one of the checkpoint's."""
-    if not isinstance(activations, dict) or activations.get("type", "int") != "int":
-        return False
-    if activations.get("num_bits", 8) != 8:
-        return False
-    return bool(activations.get("dynamic")) is dynamic
-
-
 def _refuse_transforms(facts: Mapping[str, Any], where: str) -> None:
     """Refuse what would make the model compute something else than its weights say."""
     transforms = facts.get("transform_config")
@@ -391,21 +279,3 @@ def _refuse_transforms(facts: Mapping[str, Any], where: str) -> None:
     sparsity = facts.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
         raise UnsupportedModelError(f"{where}: weights are stored sparse ({sparsity['format']}), which is not read")
-
-
-def _matches_any(targets: Sequence[str], layer: str) -> bool:
-    return any(_matches(target, layer) for target in targets)
-
-
-def _matches(target: str, layer: str) -> bool:
-    if is_pattern(target):
-        return re.match(target.removeprefix(PATTERN_PREFIX), layer) is not None
-    return target == layer or _is_class(target)
-
-
-def _is_class(target: str) -> bool:
-    return target == "Linear"
-
-
-def _is_name(target: str) -> bool:
-    return not is_pattern(target) and not _is_class(target)
