@@ -1,0 +1,97 @@
+"""Guesses of the plan's Medusa heads (2401.10774): from the hidden state of a token, the tokens after the next."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc.plan.heads import HeadsInfo
+from optimc_runtime.executor.base import Executor
+from optimc_runtime.sequence import Sequence
+from optimc_runtime.speculate.proposal import Proposal
+from optimc_runtime.speculate.tree import ProposerName
+
+
+class MedusaProposer:
+    """Proposes the plan's tree of head k's likeliest tokens at depth k, for sequences whose hidden state was kept."""
+
+    name: ProposerName = "medusa"
+
+    def __init__(self, executor: Executor, heads: HeadsInfo, max_nodes: int) -> None:
+        self.cost_s = 2e-4
+        self._executor = executor
+        self._kept: dict[int, tuple[int, NDArray[np.float32]]] = {}
+        """By sequence order: its length then, and the hidden state [d] its last token was sampled from."""
+        self._nodes = _Nodes(heads, max_nodes)
+
+    def keep(self, sequences: tuple[Sequence, ...], hidden: NDArray[np.float32]) -> None:
+        """Take the hidden states [n, d] of the sequences' newest tokens."""
+        for sequence, row in zip(sequences, hidden, strict=True):
+            self._kept[sequence.order] = (sequence.num_tokens, row)
+
+    def propose(self, sequences: list[Sequence], most_depth: int) -> list[Proposal | None]:
+        """Return the tree for each sequence whose last token's hidden state is known."""
+        places: list[int] = []
+        rows: list[NDArray[np.float32]] = []
+        tokens: list[int] = []
+        for place, sequence in enumerate(sequences):
+            kept = self._kept.get(sequence.order)
+            if kept is not None and kept[0] == sequence.num_tokens:
+                places.append(place)
+                rows.append(kept[1])
+                tokens.append(int(sequence.tokens[sequence.num_tokens - 1]))
+        proposals: list[Proposal | None] = [None] * len(sequences)
+        if not places or most_depth < 1:
+            return proposals
+        hidden = rows[0][None] if len(rows) == 1 else np.stack(rows)
+        found = self._executor.draft(hidden, np.array(tokens, np.int64), self._nodes.top)
+        confidences = self._nodes.confidences(found.logprobs)
+        ids = found.ids.reshape(len(places), -1)[:, self._nodes.flat].tolist()
+        for row, place in enumerate(places):
+            proposals[place] = self._nodes.proposal(ids[row], confidences[row], most_depth)
+        return proposals
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop a sequence's hidden state."""
+        self._kept.pop(sequence.order, None)
+
+    def close(self) -> None:
+        """Drop all hidden states."""
+        self._kept.clear()
+
+
+class _Nodes:
+    """The plan's tree: which head and which rank each node takes, and what a log-probability is worth."""
+
+    def __init__(self, heads: HeadsInfo, max_nodes: int) -> None:
+        paths = heads.tree.nodes[:max_nodes]  # parents stand before children, so what is cut off is no parent
+        index = {path: node for node, path in enumerate(paths)} | {(): -1}
+        self.parents = tuple([index[path[:-1]] for path in paths])
+        self.depths = [len(path) for path in paths]
+        self.top = 1 + max([path[-1] for path in paths], default=0)
+        self.flat = np.array([(len(path) - 1) * self.top + path[-1] for path in paths], np.int64)
+        """[n] into a row of candidates [K * top]."""
+        self._knots = [np.array(head.confidence, np.float64).reshape(-1, 2).T for head in heads.heads]
+
+    def confidences(self, logprobs: NDArray[np.float32]) -> list[list[float]]:
+        """Return for candidates [N, K, top] each node's probability [N][n] of being right once its parent is."""
+        believed = np.empty(logprobs.shape, np.float64)
+        for head, knots in enumerate(self._knots):
+            if knots.size:
+                believed[:, head] = np.interp(logprobs[:, head], knots[0], knots[1])
+            else:
+                believed[:, head] = np.exp(logprobs[:, head])
+        nodes: list[list[float]] = np.clip(believed.reshape(len(logprobs), -1)[:, self.flat], 0, 1).tolist()
+        return nodes
+
+    def proposal(self, ids: list[int], confidences: list[float], most_depth: int) -> Proposal | None:
+        """Return the tree down to `most_depth`."""
+        if max(self.depths, default=0) <= most_depth:
+            return Proposal(self.parents, ids, confidences) if ids else None
+        kept = [node for node, depth in enumerate(self.depths) if depth <= most_depth]
+        place = {node: new for new, node in enumerate(kept)} | {-1: -1}
+        return Proposal(
+            tuple([place[self.parents[node]] for node in kept]),
+            [ids[node] for node in kept],
+            [confidences[node] for node in kept],
+        )

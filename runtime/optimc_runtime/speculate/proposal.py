@@ -1,0 +1,53 @@
+"""What a proposer is, and what it answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from optimc_runtime.sequence import Sequence
+from optimc_runtime.speculate.tree import ProposerName
+
+
+class Proposal(NamedTuple):
+    """Guesses for one sequence, as a tree below its last token."""
+
+    parents: tuple[int, ...]
+    """[n] each node's parent, an index into the nodes before it; -1: the root."""
+    tokens: list[int]
+    """[n] siblings have different ones."""
+    confidences: list[float]
+    """[n] how likely the proposer thinks a node is accepted once its parent is."""
+
+
+class Proposer(Protocol):
+    """Guesses how sequences go on. Never asked from two threads; may raise, and is then not asked again."""
+
+    name: ProposerName
+    cost_s: float
+    """Seconds that one `propose` for one sequence takes, as measured lately."""
+
+    def propose(self, sequences: list[Sequence], most_depth: int) -> list[Proposal | None]:
+        """Return a guess for each sequence, no deeper than `most_depth`; None where there is none."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept of a sequence that has ended."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held."""
+        ...
+
+
+def chain(length: int) -> tuple[int, ...]:
+    """Return the parents of a chain, the same object for equal lengths up to 64."""
+    return _CHAINS[length] if length < len(_CHAINS) else tuple(range(-1, length - 1))
+
+
+def is_chain(parents: tuple[int, ...]) -> bool:
+    """Return whether every node hangs below the one before it."""
+    known = chain(len(parents))
+    return parents is known or parents == known
+
+
+_CHAINS = tuple(tuple(range(-1, length - 1)) for length in range(65))

@@ -1,0 +1,421 @@
+"""Speculation as the step loop sees it: asks proposers, decides what is worth verifying, learns what came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Ordered
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimc_runtime.config import SpeculationOptions
+from optimc_runtime.sequence import Sequence
+from optimc_runtime.speculate.calibration import Calibration
+from optimc_runtime.speculate.controller import PROBE_NODES, Attention, choose
+from optimc_runtime.speculate.cost_model import CostModel
+from optimc_runtime.speculate.medusa import MedusaProposer
+from optimc_runtime.speculate.proposal import Proposal, Proposer, is_chain
+from optimc_runtime.speculate.tree import DraftTree, ProposerName, Verified, tree_shape
+from optimc_runtime.stats import ProposerStats, SpeculationStats
+
+_log = logging.getLogger(__name__)
+
+STEP_OVERHEAD_S = 60e-6
+"""What a step with trees takes outside the executor beyond a plain one."""
+TREE_OVERHEAD_S = 12e-6
+"""The same for each further tree."""
+LEAST_GAIN = 0.01
+"""Expected gains below this share are taken for none."""
+TIMED_STEPS = 8
+"""Every so many steps the cost model learns."""
+FIRST_DEPTH, SHALLOWEST = 8, 4
+"""Tokens asked of a proposer at first, and at least."""
+LIKELY, UNLIKELY = 0.6, 0.1
+"""Estimates of the deepest guess above and below which a proposer is asked for twice or half as many tokens."""
+BATCH_NODES = 48
+"""Tokens asked of a proposer in all, where many sequences would get more than SHALLOWEST."""
+COMPARED_NODES = 4
+"""Nodes by which two proposals for one sequence are compared."""
+HOPE = 1.25
+"""How much better than lately a proposer may be expected to be."""
+SMOOTHING = 0.1
+"""Share of the newest value in running means."""
+
+
+class _Asked:
+    """A proposer with what is known of it."""
+
+    def __init__(self, proposer: Proposer, *, is_cheap: bool) -> None:
+        self.proposer = proposer
+        self.name: ProposerName = proposer.name
+        self.is_cheap = is_cheap
+        """Asking costs so little that it is not weighed beforehand."""
+        self.calibration = Calibration()
+        self.attention = Attention()
+        self.depth = FIRST_DEPTH
+        self.usual: list[float] = []
+        """Running mean of its estimates, best first."""
+        self.drafted = self.accepted = self.trees = 0
+
+    def adapt_depth(self, deepest: float, most: int) -> None:
+        """Ask for deeper guesses while the deepest, of estimate `deepest`, are believed in, for fewer if they are
+        not."""
+        if deepest > LIKELY:
+            self.depth = min(2 * self.depth, most)
+        elif deepest < UNLIKELY:
+            self.depth = max(min(SHALLOWEST, most), self.depth // 2)
+
+
+class _Draft:
+    """What one sequence was offered: the nodes by falling estimate, and their confidences."""
+
+    __slots__ = ("asked", "confidences", "estimates", "parents", "tokens")
+
+    def __init__(self, asked: _Asked, proposal: Proposal, estimates: list[float]) -> None:
+        self.asked = asked
+        self.parents, self.tokens, self.confidences = proposal
+        self.estimates = estimates
+        if not is_chain(self.parents):
+            self._sort()
+
+    @property
+    def promise(self) -> float:
+        """Expected tokens of the nodes by which proposals are compared."""
+        return sum(self.estimates[:COMPARED_NODES])
+
+    def _sort(self) -> None:
+        """Order nodes by estimate. Parents stay before children: none is less likely than its child."""
+        order = sorted(range(len(self.parents)), key=lambda node: -self.estimates[node])
+        place = {node: new for new, node in enumerate(order)} | {-1: -1}
+        self.parents = tuple([place[self.parents[node]] for node in order])
+        self.tokens = [self.tokens[node] for node in order]
+        self.confidences = [self.confidences[node] for node in order]
+        self.estimates = [self.estimates[node] for node in order]
+
+
+class ProposingSpeculator:
+    """See `Speculator`. `proposers`: those the engine has, the cheap ones first."""
+
+    def __init__(self, options: SpeculationOptions, proposers: Ordered[Proposer], cost: CostModel) -> None:
+        self.cost = cost
+        self.is_idle = not proposers
+        self.typical = (options.epsilon, options.delta) if options.acceptance == "typical" else (0.0, 0.0)
+        self._options = options
+        self._asked = [_Asked(proposer, is_cheap=proposer.name == "ngram") for proposer in proposers]
+        self._medusa = next((each for each in proposers if isinstance(each, MedusaProposer)), None)
+        self.wants_hidden = self._medusa is not None
+        self._step = 0
+        self._batch = 1
+        self._drafts: dict[int, _Draft] = {}
+        """By sequence order: what the step under way verifies."""
+        self._draft_s = 0.0
+        """Of the step under way."""
+        self._other_rows = 0
+        self._total_draft_s = 0.0
+        self._sequence_steps = self._emitted = 0
+        self._position_drafted: list[int] = []
+        self._position_accepted: list[int] = []
+
+    @property
+    def names(self) -> tuple[ProposerName, ...]:
+        """The proposers there are."""
+        return tuple([each.name for each in self._asked])
+
+    def draft(
+        self, sequences: list[Sequence], other_rows: int, most_nodes: int, chains_only: bool
+    ) -> list[DraftTree | None] | None:
+        """Return trees for the sequences for which some are expected to pay."""
+        started_s = perf_counter()
+        self._drafts.clear()
+        self._other_rows = other_rows
+        drafts: list[_Draft | None] = [None] * len(sequences)
+        for asked in self._asked:
+            if asked.attention.wakes_at <= self._step:
+                self._ask(asked, sequences, drafts, other_rows, chains_only)
+        trees = self._choose(sequences, drafts, other_rows, most_nodes)
+        self._rest()
+        self._draft_s = perf_counter() - started_s
+        self._total_draft_s += self._draft_s
+        return trees
+
+    def keep(self, sequences: tuple[Sequence, ...], hidden: NDArray[np.float32]) -> None:
+        """Keep what the heads multiply."""
+        if self._medusa is not None:
+            self._medusa.keep(sequences, hidden)
+
+    def observe(self, verified: list[Verified], num_sequences: int, num_rows: int, execute_s: float) -> None:
+        """Learn how much was accepted and what it took."""
+        self._step += 1
+        self._batch = num_sequences
+        self._sequence_steps += num_sequences
+        used: list[_Asked] = []
+        bonus = nodes = 0
+        for result in verified:
+            order, tree = result.sequence.order, result.tree
+            draft = self._drafts.get(order)
+            asked = (
+                draft.asked if draft is not None else next((a for a in self._asked if a.name == tree.proposer), None)
+            )
+            num_nodes = len(tree.tokens)
+            nodes += num_nodes
+            emitted = min(len(result.path), result.num_emitted)
+            bonus += result.num_emitted - 1
+            self._count_positions(tree.shape.parents, result.path[:emitted])
+            if asked is None:
+                continue
+            asked.drafted += num_nodes
+            asked.accepted += emitted
+            asked.trees += 1
+            if draft is not None:
+                confidences = _confidences_of(tree, draft)
+                asked.calibration.learn(order, tree.shape.parents, confidences, result.path)
+            if asked not in used:
+                used.append(asked)
+        self._emitted += num_sequences + bonus
+        plain_s = self.cost.seconds(num_sequences, num_rows - nodes)
+        overhead_s = STEP_OVERHEAD_S + TREE_OVERHEAD_S * (len(verified) - 1) + self._draft_s
+        gained_s = plain_s * bonus / num_sequences - (self.cost.seconds(num_sequences, num_rows) - plain_s + overhead_s)
+        for asked in used:
+            asked.attention.settle(gained_s)
+        if self._step % TIMED_STEPS == 0 and num_rows == num_sequences + nodes:
+            self.cost.correct(num_sequences, num_rows, execute_s)
+
+    def plain_step(self, num_sequences: int, num_rows: int, execute_s: float) -> None:
+        """Count a step, and wake up if it is time."""
+        self._step += 1
+        self._sequence_steps += num_sequences
+        self._emitted += num_sequences
+        if self._step % TIMED_STEPS == 0:
+            self._batch = num_sequences or self._batch
+            if num_rows == num_sequences:
+                self.cost.correct(num_sequences, num_rows, execute_s)
+        if self.is_idle and self._asked:
+            self._rest()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept of a sequence that ended."""
+        for asked in self._asked:
+            asked.proposer.forget(sequence)
+            asked.calibration.forget(sequence.order)
+
+    def stats(self) -> SpeculationStats:
+        """Return a snapshot."""
+        batch = self._batch
+        rows = sorted({batch, *range(batch + 1, batch + 5), batch + 8, 2 * batch, 4 * batch})
+        return SpeculationStats(
+            mode=self._options.mode,
+            is_active=not self.is_idle,
+            proposers={each.name: ProposerStats(each.drafted, each.accepted, each.trees) for each in self._asked},
+            position_drafted=tuple(self._position_drafted),
+            position_accepted=tuple(self._position_accepted),
+            sequence_steps=self._sequence_steps,
+            emitted=self._emitted,
+            draft_s=self._total_draft_s,
+            costs=tuple([(count, self.cost.seconds(batch, count)) for count in rows]),
+        )
+
+    def close(self) -> None:
+        """Release what proposers hold."""
+        for asked in self._asked:
+            asked.proposer.close()
+
+    def _ask(
+        self,
+        asked: _Asked,
+        sequences: list[Sequence],
+        drafts: list[_Draft | None],
+        other_rows: int,
+        chains_only: bool,
+    ) -> None:
+        """Let a proposer propose for the sequences that want it and have nothing better yet."""
+        hope = sum(asked.usual[:COMPARED_NODES])
+        places = [
+            place
+            for place, sequence in enumerate(sequences)
+            if (sequence.proposer is None or sequence.proposer == "auto" or sequence.proposer == asked.name)
+            and ((draft := drafts[place]) is None or draft.promise <= hope or not asked.usual)
+        ]
+        if not places:
+            return
+        if not asked.is_cheap and not self._can_pay(asked, len(places), len(sequences), other_rows):
+            self._strike(asked, len(sequences), other_rows)
+            return
+        started_s = perf_counter()
+        depth = min(asked.depth, max(SHALLOWEST, BATCH_NODES // len(places)))
+        if self._options.always:
+            depth = self._options.max_nodes
+        wanted = sequences if len(places) == len(sequences) else [sequences[place] for place in places]
+        try:
+            proposals = asked.proposer.propose(wanted, depth)
+        except Exception as error:  # guessing is never worth a request: go on without
+            _log.error("the %s proposer failed and is switched off", asked.name, exc_info=error)
+            self._asked = [each for each in self._asked if each is not asked]
+            self.wants_hidden = self.wants_hidden and asked.proposer is not self._medusa
+            return
+        spent_s = (perf_counter() - started_s) / len(places)
+        asked.proposer.cost_s += SMOOTHING * (spent_s - asked.proposer.cost_s)
+        deepest = -1.0
+        for place, proposal in zip(places, proposals, strict=True):
+            if proposal is None:
+                continue
+            if chains_only:
+                proposal = _first_path(proposal)
+            draft = _Draft(asked, proposal, asked.calibration.estimates(sequences[place].order, proposal))
+            if not draft.estimates:  # all unlikely
+                asked.calibration.fade(sequences[place].order)
+                deepest = max(deepest, 0.0)
+                continue
+            deepest = max(deepest, 0.0 if len(draft.estimates) < len(draft.tokens) else draft.estimates[-1])
+            other = drafts[place]
+            if other is None or draft.promise >= other.promise:
+                drafts[place] = draft
+            if not asked.is_cheap:
+                _mix(asked.usual, draft.estimates)
+        if deepest >= 0:
+            asked.adapt_depth(deepest, self._options.max_nodes)
+
+    def _can_pay(self, asked: _Asked, num_asked: int, num_sequences: int, other_rows: int) -> bool:
+        """Whether even good guesses could be worth what asking for them costs."""
+        if not asked.usual or asked.attention.is_probing or self._options.always:
+            return True
+        hoped = [min(0.98, HOPE * estimate) for estimate in asked.usual for _ in range(num_asked)]
+        draft_s = asked.proposer.cost_s * num_asked
+        n = choose(hoped, num_sequences, other_rows, self.cost, draft_s)
+        return self._pays(hoped[:n], num_sequences, other_rows, draft_s)
+
+    def _choose(
+        self, sequences: list[Sequence], drafts: list[_Draft | None], other_rows: int, most_nodes: int
+    ) -> list[DraftTree | None] | None:
+        proposed = [draft for draft in drafts if draft is not None]
+        if not proposed or most_nodes <= 0:
+            return None
+        batch = len(sequences)
+        if len(proposed) == 1:
+            merged = proposed[0].estimates[:most_nodes]
+        else:
+            merged = sorted([each for draft in proposed for each in draft.estimates], reverse=True)[:most_nodes]
+        draft_s = sum([draft.asked.proposer.cost_s for draft in proposed])
+        plain_s = self.cost.seconds(batch, batch + other_rows)
+        overhead_s = STEP_OVERHEAD_S + TREE_OVERHEAD_S * (len(proposed) - 1)
+        if self._options.always:
+            n = len(merged)
+        else:
+            n = choose(merged, batch, other_rows, self.cost, draft_s, LEAST_GAIN + overhead_s / plain_s)
+        pays = self._pays(merged[:n], batch, other_rows, draft_s + overhead_s)
+        for asked in self._asked:
+            mine = [draft for draft in proposed if draft.asked is asked]
+            if not mine:
+                continue
+            if pays or self._options.always:
+                asked.attention.expect_gain()
+                continue
+            if asked.attention.is_probing:
+                n = max(n, min(PROBE_NODES, len(merged)))
+            self._strike(asked, batch, other_rows)
+        trees = self._trees(sequences, drafts, merged, n)
+        return trees if n else None
+
+    def _trees(
+        self, sequences: list[Sequence], drafts: list[_Draft | None], merged: list[float], n: int
+    ) -> list[DraftTree | None]:
+        """Return of each draft those of its nodes that are among the best `n` of all, `merged`."""
+        least = merged[n - 1] if n else 2.0
+        left = n - sum([estimate > least for estimate in merged[:n]])  # of those that are equal to the last
+        trees: list[DraftTree | None] = []
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            if draft is None:
+                trees.append(None)
+                continue
+            count = 0
+            for estimate in draft.estimates:
+                if estimate <= least:
+                    if estimate < least or not left:
+                        break
+                    left -= 1
+                count += 1
+            asked = draft.asked
+            if count:
+                self._drafts[sequence.order] = draft
+                shape = tree_shape(draft.parents[:count])
+                trees.append(DraftTree(shape, draft.tokens[:count], asked.name, draft.estimates[:count]))
+            else:
+                asked.calibration.fade(sequence.order)
+                trees.append(None)
+        return trees
+
+    def _pays(self, estimates: list[float], num_sequences: int, other_rows: int, draft_s: float) -> bool:
+        """Whether verifying these nodes brings more tokens per second than a plain step would have."""
+        if not estimates:
+            return False
+        rows = num_sequences + other_rows
+        plain = num_sequences / self.cost.seconds(num_sequences, rows)
+        return (num_sequences + sum(estimates)) / (
+            self.cost.seconds(num_sequences, rows + len(estimates)) + draft_s
+        ) > plain
+
+    def _strike(self, asked: _Asked, num_sequences: int, other_rows: int) -> None:
+        step_s = self.cost.seconds(num_sequences, num_sequences + other_rows)
+        asked.attention.strike(self._step, asked.proposer.cost_s * num_sequences, step_s)
+
+    def _rest(self) -> None:
+        """Be idle exactly while every proposer sleeps, and keep nothing for heads that do."""
+        step = self._step
+        self.is_idle = all(asked.attention.wakes_at > step for asked in self._asked)
+        if self._medusa is not None:
+            self.wants_hidden = any(
+                asked.proposer is self._medusa and asked.attention.wakes_at <= step for asked in self._asked
+            )
+
+    def _count_positions(self, parents: tuple[int, ...], path: list[int]) -> None:
+        drafted, accepted = self._position_drafted, self._position_accepted
+        parent = -1
+        for depth in range(len(path) + 1):
+            if parent not in parents:
+                return
+            if depth == len(drafted):
+                drafted.append(0)
+                accepted.append(0)
+            drafted[depth] += 1
+            if depth < len(path):
+                accepted[depth] += 1
+                parent = path[depth]
+
+
+def _confidences_of(tree: DraftTree, draft: _Draft) -> list[float]:
+    """Return the confidences of a tree's nodes, whatever the scheduler left of the draft it comes from."""
+    parents = tree.shape.parents
+    count = len(parents)
+    if parents == draft.parents[:count] and tree.tokens == draft.tokens[:count]:
+        return draft.confidences[:count]
+    known = {
+        (parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
+    }
+    nodes: list[int] = []
+    for parent, token in zip(parents, tree.tokens, strict=True):
+        nodes.append(known[nodes[parent] if parent >= 0 else -1, token])
+    return [draft.confidences[node] for node in nodes]
+
+
+def _first_path(proposal: Proposal) -> Proposal:
+    """Return the chain of first children: what a step without a mask can verify."""
+    path: list[int] = []
+    for node, parent in enumerate(proposal.parents):
+        if parent == (path[-1] if path else -1):
+            path.append(node)
+    if len(path) == len(proposal.parents):
+        return proposal
+    return Proposal(
+        tuple(range(-1, len(path) - 1)),
+        [proposal.tokens[node] for node in path],
+        [proposal.confidences[node] for node in path],
+    )
+
+
+def _mix(means: list[float], values: list[float]) -> None:
+    """Bring running means by rank up to date."""
+    for rank, value in enumerate(values):
+        if rank < len(means):
+            means[rank] += SMOOTHING * (value - means[rank])
+        else:
+            means.append(value)
