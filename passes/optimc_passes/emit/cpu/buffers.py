@@ -40,13 +40,12 @@ def buffer_bytes(buffer: FloatRows | QuantizedRows, max_tokens: int) -> int:
 def lifetimes(draft: Draft, max_tokens: int) -> dict[int, Lifetime]:
     """Return the lifetime of every buffer that some operation touches, until it has been read by all threads.
 
-    The logits live to the end.
+    Answers live to the end.
     """
-    assert draft.logits is not None
     found: dict[int, Lifetime] = {}
     ends = reading_ends(draft.ops)
     touched = [(buffers_read(op) | buffers_written(op), end) for op, end in zip(draft.ops, ends, strict=True)]
-    for place, (buffers, end) in enumerate([*touched, ({draft.logits.buffer}, len(draft.ops))]):
+    for place, (buffers, end) in enumerate([*touched, ({answer.buffer for answer in draft.answers}, len(draft.ops))]):
         for buffer in buffers:
             earlier = found.get(buffer, Lifetime(buffer_bytes(draft.buffers[buffer], max_tokens), place, end))
             found[buffer] = earlier._replace(last=max(earlier.last, end))

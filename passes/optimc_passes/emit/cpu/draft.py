@@ -39,6 +39,14 @@ class Draft:
     weights: dict[str, WeightSource] = field(default_factory=dict)
     logits: View | None = None
     """What the program answers, once it is translated."""
+    hidden: View | None = None
+    """What the output head multiplies, where the program answers that as well."""
+
+    @property
+    def answers(self) -> tuple[View, ...]:
+        """Return what must be there when the program has ended."""
+        assert self.logits is not None, "translation sets it"
+        return (self.logits,) if self.hidden is None else (self.logits, self.hidden)
 
     def new_rows(self, name: str, rows: RowsKind, width: int) -> View:
         """Add a float buffer and return all of it."""
@@ -93,8 +101,8 @@ class Edit:
         return self._writer[view.buffer]
 
     def readers(self, view: View) -> set[int]:
-        """Return the places of the operations that read the view's buffer; the answer's reader is at -1."""
-        answer = {-1} if self.draft.logits is not None and self.draft.logits.buffer == view.buffer else set()
+        """Return the places of the operations that read the view's buffer; the reader of an answer is at -1."""
+        answer = {-1} if any(answer.buffer == view.buffer for answer in self.draft.answers) else set()
         return self._readers.get(view.buffer, set()) | answer
 
     def lay_out(self, key: str, source: WeightSource) -> str:

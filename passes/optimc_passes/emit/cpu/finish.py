@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from optimc.plan import PlanTensor
-from optimc.plan.cpu_program import CpuProgram, Linear, Norm, Op, Quantize, View, Weight
+from optimc.plan.cpu_program import HEADS_VERSION, PROGRAM_VERSION, CpuProgram, Linear, Norm, Op, Quantize, View, Weight
 from optimc_passes.emit.cpu.buffers import lifetimes, place_buffers
 from optimc_passes.emit.cpu.draft import Draft, FloatRows, QuantizedRows
 from optimc_passes.emit.cpu.operands import weights, with_views
@@ -23,14 +23,17 @@ def finish(draft: Draft, max_tokens: int) -> tuple[CpuProgram, list[PlanTensor]]
     index, buffers = _merge_equal(draft, dict(zip(lives, offsets, strict=True)))
     keys = list(dict.fromkeys(key for op in draft.ops for key in weights(op)))
     described: dict[str, Weight] = {key: draft.weights[key].describe(f"weights/{key}") for key in keys}
+    hidden = None if draft.hidden is None else _numbered(draft.hidden, index).model_dump()
     program = CpuProgram.model_validate(
         {
+            "version": PROGRAM_VERSION if hidden is None else HEADS_VERSION,
             "max_tokens": max_tokens,
             "weights": {key: weight.model_dump() for key, weight in described.items()},
             "buffers": buffers,
             "arena_bytes": arena_bytes,
             "ops": [_renumbered(op, index).model_dump() for op in draft.ops],
             "logits": index[draft.logits.buffer],
+            "hidden": hidden,
         }
     )
     return program, [draft.weights[key].plan_tensor(f"weights/{key}") for key in keys]
@@ -39,27 +42,41 @@ def finish(draft: Draft, max_tokens: int) -> tuple[CpuProgram, list[PlanTensor]]
 def _merge_equal(draft: Draft, offsets: dict[int, int]) -> tuple[dict[int, int], list[dict[str, Any]]]:
     """Return the program's buffers, and which of them each of the draft's is: layers alike use the same ones.
 
-    Buffers of one form at one place are one buffer, named after its first use.
+    Buffers of one form at one place are one buffer, named after its first use. The norm that computes the hidden
+    states writes its quantized buffer together with them: were it the one other norms write, no thread could fill its
+    own copy of that.
     """
+    beside_hidden = {
+        op.quantized
+        for op in draft.ops
+        if isinstance(op, Norm)
+        and op.out is not None
+        and draft.hidden is not None
+        and op.out.buffer == draft.hidden.buffer
+    }
     index: dict[int, int] = {}
-    places: dict[tuple[FloatRows | QuantizedRows, int], int] = {}
+    places: dict[tuple[FloatRows | QuantizedRows, int, bool], int] = {}
     described: list[dict[str, Any]] = []
     for buffer, offset in offsets.items():
         form = draft.buffers[buffer]
-        unnamed = replace(form, name="")
-        if (unnamed, offset) not in places:
-            places[unnamed, offset] = len(described)
+        key = replace(form, name=""), offset, buffer in beside_hidden
+        if key not in places:
+            places[key] = len(described)
             kind = "float" if isinstance(form, FloatRows) else "quantized"
             described.append({"kind": kind, **vars(form), "offset": offset})
-        index[buffer] = places[unnamed, offset]
+        index[buffer] = places[key]
     return index, described
 
 
 def _renumbered(op: Op, index: dict[int, int]) -> Op:
     def numbered(view: View) -> View:
-        return view.model_copy(update={"buffer": index[view.buffer]})
+        return _numbered(view, index)
 
     op = with_views(op, numbered, numbered)
     if isinstance(op, Norm | Quantize | Linear) and op.quantized is not None:
         return op.model_copy(update={"quantized": index[op.quantized]})
     return op
+
+
+def _numbered(view: View, index: dict[int, int]) -> View:
+    return view.model_copy(update={"buffer": index[view.buffer]})

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from optimc.plan import KvDtype
 from optimc_passes.choices import KvChoice
+from optimc_passes.emit.cpu.find_hidden import find_hidden
 from optimc_passes.emit.cpu.finish import finish
 from optimc_passes.emit.cpu.fuse_gates import fuse_gates
 from optimc_passes.emit.cpu.fuse_sums import fuse_sums
@@ -52,11 +53,13 @@ def lower(
     products with integer weights are rounded to 8 bits unless `options.int8_activations` is False.
 
     Raises LoweringError naming a node there is no kernel for, or a weight that cannot have the activation scales asked
-    for.
+    for; and if hidden states are wanted of a graph whose output head cannot be found.
     """
     draft = translate(model)
     remove_dead(draft)
     hoist_rows(draft)
+    if options.hidden:
+        draft.hidden = find_hidden(draft)
     fuse_sums(draft)
     merge_elementwise(draft)
     fuse_gates(draft)

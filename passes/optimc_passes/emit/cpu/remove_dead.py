@@ -12,8 +12,7 @@ def remove_dead(draft: Draft) -> None:
 
     Attention always has an effect: it writes the pool.
     """
-    assert draft.logits is not None
-    live = {draft.logits.buffer}
+    live = {answer.buffer for answer in draft.answers}
     kept: list[Op] = []
     for op in reversed(draft.ops):
         if not isinstance(op, Attention) and not buffers_written(op) & live:

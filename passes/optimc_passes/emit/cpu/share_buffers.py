@@ -16,8 +16,10 @@ from optimc_passes.emit.cpu.operands import overlap, reading_ends, reads, with_v
 def share_buffers(draft: Draft) -> None:
     """Give results the place of an operand where that is safe. Afterwards buffers are written more than once."""
     assert draft.logits is not None
-    answer = draft.logits.buffer
-    readers: dict[int, list[_Reading]] = {answer: [_Reading(len(draft.ops), len(draft.ops), draft.logits)]}
+    answer, end_of_step = draft.logits.buffer, len(draft.ops)
+    readers: dict[int, list[_Reading]] = {}
+    for view in draft.answers:
+        readers.setdefault(view.buffer, []).append(_Reading(end_of_step, end_of_step, view))
     for place, (op, end) in enumerate(zip(draft.ops, reading_ends(draft.ops), strict=True)):
         for view in reads(op):
             readers.setdefault(view.buffer, []).append(_Reading(place, end, view))
@@ -53,6 +55,7 @@ def share_buffers(draft: Draft) -> None:
                 break
     draft.ops = [with_views(op, located, located) for op in draft.ops]
     draft.logits = located(draft.logits)
+    draft.hidden = None if draft.hidden is None else located(draft.hidden)
 
 
 class _Reading(NamedTuple):
