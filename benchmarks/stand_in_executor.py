@@ -7,7 +7,8 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc_runtime.executor.base import KvPoolInfo, StepPlan, StepResult
+from optimc.errors import EngineError
+from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
 
 KINDS_OF_ROWS = 61
 """Rows of logits to choose from: a prime, so that no batch sees the same ones every few steps."""
@@ -22,6 +23,7 @@ class StandInExecutor:
 
     def __init__(self, pool: KvPoolInfo, logits_pool: NDArray[np.float32], sweep_bytes: int = 0) -> None:
         self.pool = pool
+        self.heads = None
         self.execute_s = 0.0
         """Total time spent in `execute`."""
         self._logits = logits_pool
@@ -41,6 +43,10 @@ class StandInExecutor:
         result = StepResult(self._out[:count])
         self.execute_s += time.perf_counter() - started_s
         return result
+
+    def draft(self, *_: object) -> DraftCandidates:
+        """Raise EngineError: there are no heads."""
+        raise EngineError("an executor without a model has no heads")
 
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Do nothing: there is no pool."""

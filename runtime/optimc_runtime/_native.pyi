@@ -67,6 +67,29 @@ def sample_rows(
     first row that leaves nothing to choose; then the rest means nothing.
     """
 
+def sample_trees(
+    logits: NDArray[np.float32],
+    states: list[RowState],
+    first_rows: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    parents: NDArray[np.int32],
+    tokens: NDArray[np.int64],
+    epsilon: float = 0,
+    delta: float = 0,
+) -> tuple[
+    list[list[int]], list[list[int]], list[int], list[list[tuple[float, list[tuple[int, float]]] | None]], list[int]
+]:
+    """Choose tokens along a path of every sequence's tree; see `sampler.sample_trees`. `states` accept what is emitted.
+
+    Returns (emitted token ids, queries entered, last rows, logprobs, statuses), each per sequence. `logprobs` is empty
+    if no state asks for any. A status other than STATUS_OK is that of the row at which the walk ended early.
+    """
+
+def top_rows(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return ids and log-probabilities [M, count] of the likeliest candidates of each row of `logits` [M, V'], likeliest
+    first, equal ones by id. A row with a NaN, or without a finite largest logit, has log-probabilities of -inf.
+    """
+
 def row_max(row: NDArray[np.float32]) -> tuple[float, int, bool]:
     """Return (largest value, its lowest index, whether there is a NaN)."""
 
@@ -229,7 +252,13 @@ class ProgramBuilder:
     ) -> None: ...
     def gather_rows(self, x: _View, out: _View) -> None: ...
     def permute(self, x: _View, *, permutation: int, out: _View) -> None: ...
-    def finish(self, logits: int, *, threads: int, instruction_set: str) -> Program: ...
+    def begin_heads(self, *, inputs: list[_View], logits: int, count: int) -> None:
+        """Let operations added from here on be the heads', `count` of them: hidden states are copied to each of `inputs`
+        before they run, and they leave their answers in the buffer `logits`."""
+
+    def finish(
+        self, logits: int, *, hidden: _View | None = None, threads: int, instruction_set: str
+    ) -> Program: ...
 
 class Program:
     """A program ready to run. Not thread-safe."""
@@ -260,6 +289,24 @@ class Program:
 
         Raises ValueError if a slot is not in the pool.
         """
+
+    def hidden(self) -> NDArray[np.float32]:
+        """Return what the last step's output head multiplied, [R, d]. The next step overwrites it.
+
+        Raises ValueError if the program was built without `hidden`.
+        """
+
+    def draft(
+        self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return ids and log-probabilities [N * K, top] of the heads' candidates for hidden states [N, d] and root
+        tokens [N], row n * K + k being head k's. Ids are places in the draft vocabulary. The GIL is released.
+
+        Raises ValueError if there are no heads, or for arrays that do not fit them.
+        """
+
+    def slot_bytes(self, slot: int) -> bytes:
+        """Return what a slot of the pool holds in every layer: keys, values and their scales."""
 
     def close(self) -> None:
         """Release threads, pool and weights. Logits that were returned stay readable."""

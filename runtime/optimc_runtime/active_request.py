@@ -17,12 +17,15 @@ from optimc_runtime.sequence import Sequence
 OnOutput = Callable[[RequestOutput], None]
 OnLogits = Callable[[int, NDArray[np.float32]], None]
 """(first position, logits [n, V]); the array is valid during the call only."""
+OnHidden = Callable[[NDArray[np.float32]], None]
+"""(hidden [m, d]) of the rows the next output's m tokens were sampled from; valid during the call only."""
 
 
 class ActiveRequest:
     """A request between submission and its last output. `sampling` is None for one that only scores its prompt."""
 
     __slots__ = (
+        "on_hidden",
         "on_logits",
         "on_output",
         "sampling",
@@ -42,6 +45,7 @@ class ActiveRequest:
         stop_ids: frozenset[int] = frozenset(),
         text: OutputText | None = None,
         on_logits: OnLogits | None = None,
+        on_hidden: OnHidden | None = None,
     ) -> None:
         self.sequence = sequence
         self.sampling = sampling
@@ -49,18 +53,34 @@ class ActiveRequest:
         self.text = text
         self.on_output = on_output
         self.on_logits = on_logits
+        self.on_hidden = on_hidden
         self.timings = Timings(arrival_s)
 
     def mark(self, **times_s: float) -> None:
         """Note when something happened: `scheduled_s`, `first_token_s` or `finished_s`."""
         self.timings = replace(self.timings, **times_s)
 
+    def take(self, token_id: int) -> tuple[str, FinishReason | None]:
+        """Add a sampled token; return the text that is now safe to show, and why the request is complete, if it is."""
+        sequence, output_text = self.sequence, self.text
+        assert output_text is not None
+        sequence.append(token_id)
+        if token_id in self.stop_ids:
+            return output_text.finish(), "stop"
+        text = output_text.push(token_id)
+        if output_text.stopped:
+            return text, "stop"
+        if sequence.wants_token:
+            return text, None
+        text += output_text.finish()
+        return text, "stop" if output_text.stopped else "length"
+
     def output(
         self,
         token_ids: tuple[int, ...] = (),
         text: str = "",
         *,
-        logprob: TokenLogprob | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
         finish_reason: FinishReason | None = None,
         error: OptimcError | None = None,
     ) -> RequestOutput:
@@ -71,7 +91,7 @@ class ActiveRequest:
             sequence.request_id,
             token_ids,
             text,
-            (() if logprob is None else (logprob,)) if asked else None,
+            logprobs if asked else None,
             finish_reason,
             Usage(sequence.num_prompt, sequence.num_tokens - sequence.num_prompt, sequence.num_cached),
             self.timings,

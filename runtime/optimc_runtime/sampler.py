@@ -107,6 +107,75 @@ def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list
     ]
 
 
+class TreeSamples(NamedTuple):
+    """What was chosen in trees of guesses, per sequence."""
+
+    token_ids: list[list[int]]
+    """Emitted, the first from the root's row; accepted by the sequence's state already."""
+    paths: list[list[int]]
+    """Queries entered below the root: token_ids[s][n] was guessed by query paths[s][n]."""
+    last_rows: list[int]
+    """Rows of logits that gave the last tokens."""
+    logprobs: list[tuple[TokenLogprob, ...]]
+    """One per token if the sequence asked for them, else none."""
+    failures: dict[int, EngineError]
+    """By index of a sequence: a row of its path leaves nothing to choose; what it emitted before means nothing."""
+
+    def sampled(self, index: int) -> Sampled | None:
+        """Return the choice for a sequence without a tree; None if it failed."""
+        if index in self.failures:
+            return None
+        return Sampled(self.token_ids[index][0], self.logprobs[index][0] if self.logprobs[index] else None)
+
+
+def sample_trees(
+    logits: NDArray[np.float32],
+    states: Sequence[SamplingState],
+    first_rows: list[int],
+    counts: list[int],
+    parents: NDArray[np.int32],
+    tokens: NDArray[np.int64],
+    typical: tuple[float, float] = (0.0, 0.0),
+) -> TreeSamples:
+    """Walk every sequence's tree: choose a token from the root's row of `logits` [R, V], go on at the child that
+    guessed it, until none did or the token is a stop.
+
+    Sequence s owns `counts[s]` rows from `first_rows[s]` on, the root's first. `parents` [R] are in rows counted from
+    the sequence's first (the root's: -1), `tokens` [R] what each row's query guessed. Every emitted token is accepted
+    by its sequence's state before the next one is chosen, so that all is as if `sample` had chosen them one by one: a
+    guess decides how many tokens come of a step, never which. `typical` = (epsilon, delta) with epsilon > 0 instead
+    takes guesses of sampled (not greedy) sequences that are likely enough (typical acceptance, 2401.10774): lossy.
+    """
+    token_ids, paths, last_rows, reports, statuses = _native.sample_trees(
+        np.ascontiguousarray(logits),
+        [state.row for state in states],
+        np.array(first_rows, np.int32),
+        np.array(counts, np.int32),
+        parents,
+        tokens,
+        *typical,
+    )
+    failures = {
+        index: _failure(0, status, states[index : index + 1]) for index, status in enumerate(statuses) if status
+    }
+    return TreeSamples(
+        token_ids,
+        paths,
+        last_rows,
+        [
+            tuple(
+                TokenLogprob(token_id, report[0], tuple(report[1]))
+                for token_id, report in zip(mine, of_mine, strict=True)
+                if report is not None
+            )
+            for mine, of_mine in zip(token_ids, reports, strict=True)
+        ]
+        if reports
+        else [()] * len(token_ids),
+        failures,
+    )
+
+
 def _checked_ids(ids: Sequence[int] | NDArray[np.integer], vocab_size: int, param: str) -> NDArray[np.int32]:
     given = np.asarray(ids)
     outside = given[(given < 0) | (given >= vocab_size)]

@@ -11,11 +11,14 @@
 5. A waiting sequence that does not fit is overtaken by younger ones at most max_overtakes times; then no younger one is
    admitted before it. Everything accepted fits an empty pool, so it runs once the running ones have finished.
 6. Full blocks become visible in the prefix cache in `commit`, after the step that wrote them succeeded.
+7. What is left of the budget may go to guesses: trees behind decoding sequences, cut to what fits. They take free
+   blocks only, none while anybody waits, and give them back in `commit`: a guess costs nobody a preemption or a wait.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from operator import attrgetter
 
 import numpy as np
@@ -25,16 +28,23 @@ from optimc_runtime.config import StepLimits
 from optimc_runtime.decode_steps import DecodeSteps
 from optimc_runtime.prefix_cache import PrefixCache
 from optimc_runtime.sequence import Sequence, Status
+from optimc_runtime.speculate.fit import fit
+from optimc_runtime.speculate.tree import DraftTree
+from optimc_runtime.speculative_steps import SpeculativeSteps
 from optimc_runtime.step import Step, Work, build_step
 
 _AGE = attrgetter("order")
+
+Drafter = Callable[[list[Sequence], int, int, bool], list[DraftTree | None] | None]
+"""`Speculator.draft`."""
 
 
 class Scheduler:
     """Decides without tensors: sequences and block ids in, one `Step` out.
 
     Per step the caller does `schedule`, then either `commit` and `Sequence.append`, or `release` for the sequences of a
-    step that failed. `release` ends a sequence in any state. Not thread-safe.
+    step that failed. What was accepted of a tree, and the token after it, are appended before `commit`. `release` ends
+    a sequence in any state. Not thread-safe.
     """
 
     def __init__(
@@ -67,6 +77,7 @@ class Scheduler:
         self._table = np.zeros((limits.max_running, columns), np.int32)
         self._free_rows = list(range(limits.max_running - 1, -1, -1))
         self._decode_steps = DecodeSteps(self._table, limits.block_size)
+        self._speculative_steps = SpeculativeSteps(self._table, limits.block_size, limits.max_step_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -79,8 +90,8 @@ class Scheduler:
         assert 0 < sequence.num_tokens <= sequence.max_tokens <= self.limits.max_request_tokens
         self._wait(sequence)
 
-    def schedule(self) -> Step | None:
-        """Return the next step, or None if there is no work."""
+    def schedule(self, draft: Drafter | None = None) -> Step | None:
+        """Return the next step, or None if there is no work. `draft` is asked for guesses once all else is decided."""
         if not self.has_work:
             return None
         # A static batch is open until its first step; later arrivals wait for the next one.
@@ -104,23 +115,40 @@ class Scheduler:
 
         if open_for_admission and self.waiting:
             self._admit(chunks, budget)
-        if all_sample and not chunks:
+        only_decodes = all_sample and not chunks
+        if draft is None or not decoding:
+            trees = None
+        else:
+            chunk_tokens = sum([count for _, count in chunks])
+            trees = self._guess(draft, decoding, chunk_tokens, chains_only=not only_decodes)
+        if only_decodes and trees is None:
             assert decoding, "work exists, but nothing can run"
             return self._decode_steps.build(decoding)
         self._decode_steps.forget()
+        if only_decodes and trees is not None:
+            return self._speculative_steps.build(decoding, trees)
         chunks = [*((sequence, 1) for sequence in decoding), *chunks]
-        work = tuple(Work(sequence, count, _num_logits(sequence, count)) for sequence, count in chunks)
-        return build_step(work, self._table, self.limits.block_size)
+        work = [Work(sequence, count, _num_logits(sequence, count)) for sequence, count in chunks]
+        for place, tree in enumerate(trees or ()):
+            if tree is not None:
+                count = 1 + tree.shape.num_nodes
+                work[place] = Work(work[place].sequence, count, count, tree)
+        return build_step(tuple(work), self._table, self.limits.block_size, has_trees=trees is not None)
 
     def commit(self, step: Step) -> None:
         """Record that the step succeeded for all its sequences that were not released since: their tokens are computed,
-        and blocks they filled become visible in the cache."""
+        and blocks they filled become visible in the cache. Of a tree, what was appended is computed but for its last
+        token, and blocks beyond that are given back."""
         size, running = self.limits.block_size, Status.RUNNING
         for item in step.work:
             sequence = item.sequence
             if sequence.status is not running:
                 continue
-            sequence.num_computed += item.num_tokens
+            if item.tree is None:
+                sequence.num_computed += item.num_tokens
+            else:
+                sequence.num_computed = sequence.num_tokens - 1
+                self._shrink(sequence)
             if sequence.all_logits:
                 sequence.num_scored = max(sequence.num_scored, sequence.num_computed)
             while sequence.lease is not None and (sequence.num_published + 1) * size <= sequence.num_computed:
@@ -184,6 +212,66 @@ class Scheduler:
         self._table[sequence.row, len(sequence.blocks)] = blocks[0]
         sequence.blocks += blocks
         return True
+
+    def _guess(
+        self, draft: Drafter, decoding: list[Sequence], chunk_tokens: int, *, chains_only: bool
+    ) -> list[DraftTree | None] | None:
+        """Ask for trees behind the decoding sequences and make room for what fits, in their order; None if nothing
+        comes of it. All decodes of the step have grown before, so nobody goes short."""
+        budget = self.limits.max_step_tokens - len(decoding) - chunk_tokens
+        # The root emits a token; a guess is worth something if another may follow.
+        asked = [
+            place
+            for place, sequence in enumerate(decoding)
+            if sequence.max_tokens - sequence.num_tokens > 1
+            and sequence.num_output > 0
+            and not sequence.all_logits
+            and sequence.proposer != "off"
+        ]
+        if budget <= 0 or not asked:
+            return None
+        guesses = draft(
+            [decoding[place] for place in asked], len(decoding) - len(asked) + chunk_tokens, budget, chains_only
+        )
+        if guesses is None:
+            return None
+        trees: list[DraftTree | None] = [None] * len(decoding)
+        found = False
+        for place, guess in zip(asked, guesses, strict=True):
+            tree = None if guess is None else self._fit(guess, decoding[place], budget, chains_only)
+            if tree is not None:
+                trees[place] = tree
+                budget -= tree.shape.num_nodes
+                found = True
+        return trees if found else None
+
+    def _fit(self, guess: DraftTree, sequence: Sequence, budget: int, chain_only: bool) -> DraftTree | None:
+        """Cut a guess to what fits the step, the sequence and free blocks, and take those. Nodes need slots each, so a
+        tree may be wider than the sequence may be long."""
+        most_nodes = min(budget, self.limits.max_request_tokens - sequence.num_tokens)
+        tree = fit(guess, most_nodes, sequence.max_tokens - sequence.num_tokens - 1, chain_only=chain_only)
+        if tree is None:
+            return None
+        size = self.limits.block_size
+        held = len(sequence.blocks)
+        missing = -(-(sequence.num_tokens + tree.shape.num_nodes) // size) - held
+        if missing <= 0:
+            return tree
+        # Each block that is given back wakes whoever waits for blocks, for nothing.
+        missing = 0 if self.waiting else min(missing, self.pool.num_free)
+        blocks = self.pool.allocate(missing)
+        assert blocks is not None
+        self._table[sequence.row, held : held + missing] = blocks
+        sequence.blocks += blocks
+        return fit(tree, (held + missing) * size - sequence.num_tokens, tree.shape.depth, chain_only=chain_only)
+
+    def _shrink(self, sequence: Sequence) -> None:
+        """Give back blocks beyond the known tokens."""
+        needed = -(-sequence.num_tokens // self.limits.block_size)
+        if needed < len(sequence.blocks):
+            self._table[sequence.row, needed : len(sequence.blocks)] = 0
+            self.pool.free(sequence.blocks[needed:])
+            del sequence.blocks[needed:]
 
     def _admit(self, chunks: list[tuple[Sequence, int]], budget: int) -> None:
         overtaken: list[Sequence] = []

@@ -33,10 +33,14 @@ class Step:
     plan: StepPlan
     work: tuple[Work, ...]
     has_trees: bool = False
+    """Whether any of `work` has one."""
 
 
-def build_step(work: tuple[Work, ...], block_table: NDArray[np.int32], block_size: int) -> Step:
-    """Lay out the arrays of a step. `block_table`: [rows, W], row `sequence.row` holding that sequence's blocks."""
+def build_step(
+    work: tuple[Work, ...], block_table: NDArray[np.int32], block_size: int, *, has_trees: bool = False
+) -> Step:
+    """Lay out the arrays of a step, whose trees are chains. `block_table`: [rows, W], row `sequence.row` holding that
+    sequence's blocks."""
     counts = _column([item.num_tokens for item in work])
     context = _column([item.sequence.num_computed for item in work])
     rows = _column([item.sequence.row for item in work])
@@ -50,7 +54,12 @@ def build_step(work: tuple[Work, ...], block_table: NDArray[np.int32], block_siz
     for item in work:
         sequence, start, end = item.sequence, end, end + item.num_tokens
         first = sequence.num_computed
-        tokens[start:end] = sequence.tokens[first : first + item.num_tokens]
+        if item.tree is None:
+            tokens[start:end] = sequence.tokens[first : first + item.num_tokens]
+        else:
+            assert item.tree.shape.is_chain
+            tokens[start] = sequence.tokens[first]
+            tokens[start + 1 : end] = item.tree.tokens
         logits_rows.extend(range(end - item.num_logits, end))
 
     positions = np.arange(num_tokens, dtype=np.int64) + np.repeat(context - query_start[:-1], counts)
@@ -65,7 +74,7 @@ def build_step(work: tuple[Work, ...], block_table: NDArray[np.int32], block_siz
         block_table=block_table[rows, :width],
         logits_rows=np.array(logits_rows, np.int64),
     )
-    return Step(plan, work)
+    return Step(plan, work, has_trees)
 
 
 def _column(values: Ordered[int]) -> NDArray[np.int64]:

@@ -1,4 +1,8 @@
-"""The engine's heart, single-threaded: schedule, execute, sample, commit, deliver."""
+"""The engine's heart, single-threaded: schedule, execute, sample, commit, deliver.
+
+A step with guesses goes the same way but for two things: what follows from a tree is chosen in one go, and the tokens
+it gives are added to their sequences before `commit`, which must know what was accepted.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import EngineError, OptimcError
 from optimc_runtime.active_request import ActiveRequest
-from optimc_runtime.executor.base import Executor, StepPlan
-from optimc_runtime.request import FinishReason, RequestId, RequestOutput
-from optimc_runtime.sampler import Sampled, SamplingState, sample
+from optimc_runtime.executor.base import Executor, StepPlan, StepResult
+from optimc_runtime.request import FinishReason, RequestId, RequestOutput, TokenLogprob
+from optimc_runtime.sampler import Sampled, SamplingState, TreeSamples, sample
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.sequence import Sequence as TokenSequence
 from optimc_runtime.sequence import Status
+from optimc_runtime.speculate.tree import DraftTree, Speculator, Verified
+from optimc_runtime.speculate.verify import accepted_moves, sample_step
 from optimc_runtime.stats import Counters, EngineStats
 from optimc_runtime.step import Step, Work, build_step
 
@@ -39,9 +46,22 @@ class _Batch:
     """Whose they are: index into `requests`."""
     states: list[SamplingState]
     """How they are to be sampled."""
+    num_decodes: int
+    """Sequences that had one token to compute."""
+    wants_hidden: bool
+    """Whether one of the requests does."""
 
 
-_NO_BATCH = _Batch((), (), 0, [], [], [])
+_NO_BATCH = _Batch((), (), 0, [], [], [], 0, False)
+
+
+class _Settled(NamedTuple):
+    """Tokens a tree gave, added to their sequence and not delivered yet."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    reason: FinishReason | None
 
 
 class StepLoop:
@@ -52,11 +72,18 @@ class StepLoop:
     request's last output is delivered.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, on_end: Callable[[RequestId], None]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        on_end: Callable[[RequestId], None],
+        speculator: Speculator | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.counters = Counters()
         self._executor = executor
         self._on_end = on_end
+        self._speculator = speculator
         self._active: dict[RequestId, ActiveRequest] = {}
         self._batch = _NO_BATCH
 
@@ -92,7 +119,9 @@ class StepLoop:
     def step(self) -> None:
         """Run one step, if there is work."""
         started_s = time.monotonic()
-        step = self.scheduler.schedule()
+        counters, speculator = self.counters, self._speculator
+        drafted_before_s = counters.draft_s
+        step = self.scheduler.schedule(None if speculator is None or speculator.is_idle else self._draft)
         if step is None:
             return
         if step.work is not self._batch.work:
@@ -100,22 +129,30 @@ class StepLoop:
         batch = self._batch
         scheduled_s = executed_s = sampled_s = time.monotonic()
         try:
-            logits = self._executor.execute(step.plan).logits
+            result = self._executor.execute(step.plan)
             executed_s = sampled_s = time.monotonic()
-            chosen = self._sample(batch, logits)
+            if step.has_trees:
+                samples = self._verify(batch, step.plan, result.logits)
+            else:
+                chosen = self._sample(batch, result.logits)
             sampled_s = time.monotonic()
         except Exception as error:  # whatever a target raises, only this step's requests are lost
             self._fail_step(batch, error)
         else:
-            self.scheduler.commit(step)
-            self._deliver(batch, logits, chosen)
+            if step.has_trees:
+                self._settle_and_deliver(step, batch, result, samples, executed_s - scheduled_s)
+            else:
+                self.scheduler.commit(step)
+                self._deliver(batch, result, chosen)
+                if speculator is not None:
+                    self._keep(batch, batch.rows, result)
+                    speculator.plain_step(batch.num_decodes, len(step.plan.tokens), executed_s - scheduled_s)
         if not self._active:
             self._batch = _NO_BATCH  # nobody's request is held on to
         ended_s = time.monotonic()
-        counters = self.counters
         counters.steps += 1
         counters.last_step_s = ended_s - started_s
-        counters.schedule_s += scheduled_s - started_s
+        counters.schedule_s += scheduled_s - started_s - (counters.draft_s - drafted_before_s)
         counters.execute_s += executed_s - scheduled_s
         counters.sample_s += sampled_s - executed_s
         counters.commit_s += ended_s - sampled_s
@@ -162,7 +199,18 @@ class StepLoop:
             execute_s=counters.execute_s,
             sample_s=counters.sample_s,
             commit_s=counters.commit_s,
+            draft_s=counters.draft_s,
+            speculation=None if self._speculator is None else self._speculator.stats(),
         )
+
+    def _draft(
+        self, sequences: list[TokenSequence], other_rows: int, most_nodes: int, chains_only: bool
+    ) -> list[DraftTree | None] | None:
+        assert self._speculator is not None
+        started_s = time.monotonic()
+        trees = self._speculator.draft(sequences, other_rows, most_nodes, chains_only)
+        self.counters.draft_s += time.monotonic() - started_s
+        return trees
 
     def _batch_of(self, step: Step, now_s: float) -> _Batch:
         requests = tuple([self._active[item.sequence.request_id] for item in step.work])
@@ -172,20 +220,21 @@ class StepLoop:
         rows: list[int] = []
         places: list[int] = []
         states: list[SamplingState] = []
-        num_rows = 0
+        num_rows = num_decodes = 0
         for place, (item, request) in enumerate(zip(step.work, requests, strict=True)):
             num_rows += item.num_logits
+            num_decodes += item.num_tokens == 1 or item.tree is not None
             if item.num_logits and request.sampling is not None:
                 rows.append(num_rows - 1)
                 places.append(place)
                 states.append(request.sampling)
-        return _Batch(step.work, requests, num_rows, rows, places, states)
+        wants_hidden = any(request.on_hidden is not None for request in requests)
+        return _Batch(step.work, requests, num_rows, rows, places, states, num_decodes, wants_hidden)
 
     def _sample(self, batch: _Batch, logits: NDArray[np.float32]) -> list[Sampled | None]:
         """Choose a token for every sequence of the step that wants one, None for the others; a request whose logits are
         unusable fails alone."""
-        if len(logits) != batch.num_rows:
-            raise EngineError(f"the executor returned {len(logits)} rows of logits, {batch.num_rows} were asked for")
+        _check_rows(batch, logits)
         if not batch.rows:
             return [None] * len(batch.work)
         wanted = logits if len(batch.rows) == batch.num_rows else logits[batch.rows]
@@ -211,6 +260,19 @@ class StepLoop:
             self._end(request, "error", error=error)
             return None
 
+    def _verify(self, batch: _Batch, plan: StepPlan, logits: NDArray[np.float32]) -> TreeSamples:
+        """Choose tokens for every sequence of a step with trees, and put what was accepted in its place; a request
+        whose logits are unusable fails alone. States have accepted what was chosen."""
+        assert self._speculator is not None
+        _check_rows(batch, logits)
+        samples = sample_step(batch.work, batch.places, batch.states, plan, logits, self._speculator.typical)
+        moves = accepted_moves(plan, batch.places, samples.paths)
+        if moves is not None:
+            self._executor.move(*moves)
+        for index, error in samples.failures.items():
+            self._end(batch.requests[batch.places[index]], "error", error=error)
+        return samples
+
     def _fail_step(self, batch: _Batch, error: Exception) -> None:
         _log.error("step %d failed", self.counters.steps, exc_info=error)
         self.counters.failed_steps += 1
@@ -219,7 +281,8 @@ class StepLoop:
                 reason = f"{type(error).__name__}: {error}"
                 self._end(request, "error", error=EngineError(f"step {self.counters.steps} failed: {reason}"))
 
-    def _deliver(self, batch: _Batch, logits: NDArray[np.float32], chosen: list[Sampled | None]) -> None:
+    def _deliver(self, batch: _Batch, result: StepResult, chosen: list[Sampled | None]) -> None:
+        hidden = result.hidden if batch.wants_hidden else None
         end = 0
         for item, request, choice in zip(batch.work, batch.requests, chosen, strict=True):
             start, end = end, end + item.num_logits
@@ -227,17 +290,21 @@ class StepLoop:
                 continue
             try:
                 if request.on_logits is not None and item.num_logits:
-                    request.on_logits(request.sequence.num_computed - item.num_logits, logits[start:end])
+                    request.on_logits(request.sequence.num_computed - item.num_logits, result.logits[start:end])
                 if request.sequence.num_computed == request.sequence.num_tokens:
+                    if choice is not None:
+                        assert request.sampling is not None
+                        request.sampling.accept(choice.token_id)
+                        if hidden is not None and request.on_hidden is not None:
+                            request.on_hidden(hidden[end - 1 : end])
                     self._advance(request, choice)
             except Exception as error:  # a callback is the caller's code; other requests go on
-                _log.error("request %s: its text or callback failed", item.sequence.request_id, exc_info=error)
-                reason = f"{type(error).__name__}: {error}"
-                self._end(request, "error", error=EngineError(f"the request's text or callback failed: {reason}"))
+                self._fail_delivery(request, error)
 
     def _advance(self, request: ActiveRequest, choice: Sampled | None) -> None:
-        """Hand on the token that follows a request's computed ones, and end the request if it is complete."""
-        sequence, sampling, output_text = request.sequence, request.sampling, request.text
+        """Hand on the token, accepted by its state, that follows a request's computed ones, and end the request if it
+        is complete."""
+        sequence = request.sequence
         if sequence.num_output == 0:
             self.counters.prompt_tokens += sequence.num_prompt
             if choice is not None:
@@ -245,26 +312,100 @@ class StepLoop:
         if choice is None:
             self._end(request, "length")
             return
-        assert sampling is not None
-        assert output_text is not None
-        token_id = choice.token_id
-        sequence.append(token_id)
-        sampling.accept(token_id)
         self.counters.output_tokens += 1
-        reason: FinishReason | None = None
-        if token_id in request.stop_ids:
-            text, reason = output_text.finish(), "stop"
-        else:
-            text = output_text.push(token_id)
-            if output_text.stopped:
-                reason = "stop"
-            elif not sequence.wants_token:
-                text += output_text.finish()
-                reason = "stop" if output_text.stopped else "length"
+        text, reason = request.take(choice.token_id)
+        logprobs = () if choice.logprob is None else (choice.logprob,)
+        self._hand_over(request, (choice.token_id,), text, logprobs, reason)
+
+    def _hand_over(
+        self,
+        request: ActiveRequest,
+        token_ids: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprob, ...],
+        reason: FinishReason | None,
+    ) -> None:
         if reason is None:
-            request.on_output(request.output((token_id,), text, logprob=choice.logprob))
+            request.on_output(request.output(token_ids, text, logprobs=logprobs))
         else:
-            self._end(request, reason, (token_id,), text, choice)
+            self._end(request, reason, token_ids, text, logprobs)
+
+    def _settle_and_deliver(
+        self, step: Step, batch: _Batch, result: StepResult, samples: TreeSamples, execute_s: float
+    ) -> None:
+        """`commit` and `_deliver` of a step with trees, of which the speculator hears too."""
+        assert self._speculator is not None
+        settled: dict[int, _Settled] = {}
+        verified: list[Verified] = []
+        for index, place in enumerate(batch.places):
+            tree, request = batch.work[place].tree, batch.requests[place]
+            if tree is None or index in samples.failures:
+                continue
+            try:
+                done = self._settle(request, samples.token_ids[index], samples.logprobs[index])
+            except Exception as error:
+                self._fail_delivery(request, error)
+                continue
+            settled[place] = done
+            path = [query - 1 for query in samples.paths[index]]
+            verified.append(Verified(request.sequence, tree, path, len(done.token_ids)))
+        self.scheduler.commit(step)
+
+        index_of = {place: index for index, place in enumerate(batch.places)}
+        hidden = result.hidden if batch.wants_hidden else None
+        end = 0
+        for place, (item, request) in enumerate(zip(batch.work, batch.requests, strict=True)):
+            start, end = end, end + item.num_logits
+            sequence = request.sequence
+            if sequence.status is Status.FINISHED:
+                continue
+            index = index_of.get(place, -1)
+            try:
+                if hidden is not None and request.on_hidden is not None and index >= 0:
+                    first = start if item.tree is not None else end - 1
+                    count = len(settled[place].token_ids) if item.tree is not None else 1
+                    request.on_hidden(hidden[[first, *(first + query for query in samples.paths[index])][:count]])
+                if item.tree is not None:
+                    self._hand_over(request, *settled[place])
+                    continue
+                if request.on_logits is not None and item.num_logits:
+                    request.on_logits(sequence.num_computed - item.num_logits, result.logits[start:end])
+                if sequence.num_computed == sequence.num_tokens:
+                    self._advance(request, None if index < 0 else samples.sampled(index))
+            except Exception as error:  # as in _deliver
+                self._fail_delivery(request, error)
+        self._keep(batch, samples.last_rows, result)
+        self._speculator.observe(verified, batch.num_decodes, len(step.plan.tokens), execute_s)
+
+    def _settle(self, request: ActiveRequest, token_ids: list[int], logprobs: tuple[TokenLogprob, ...]) -> _Settled:
+        """Add what a tree gave to its sequence, up to where the request is complete."""
+        texts: list[str] = []
+        reason: FinishReason | None = None
+        for token_id in token_ids:
+            self.counters.output_tokens += 1
+            text, reason = request.take(token_id)
+            texts.append(text)
+            if reason is not None:
+                break
+        count = len(texts)
+        return _Settled(tuple(token_ids[:count]), "".join(texts), logprobs[:count], reason)
+
+    def _keep(self, batch: _Batch, rows: list[int], result: StepResult) -> None:
+        """Hand the speculator the hidden states that the newest tokens of those who go on were sampled from: `rows`
+        of the sequences at `batch.places`."""
+        assert self._speculator is not None
+        if result.hidden is None or not self._speculator.wants_hidden:
+            return
+        sequences = [batch.requests[place].sequence for place in batch.places]
+        going_on = [index for index, sequence in enumerate(sequences) if sequence.status is Status.RUNNING]
+        if going_on:
+            hidden = result.hidden[[rows[index] for index in going_on]]
+            self._speculator.keep(tuple([sequences[index] for index in going_on]), hidden)
+
+    def _fail_delivery(self, request: ActiveRequest, error: Exception) -> None:
+        _log.error("request %s: its text or callback failed", request.sequence.request_id, exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+        self._end(request, "error", error=EngineError(f"the request's text or callback failed: {reason}"))
 
     def _end(
         self,
@@ -272,15 +413,17 @@ class StepLoop:
         reason: FinishReason,
         token_ids: tuple[int, ...] = (),
         text: str = "",
-        choice: Sampled | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
         *,
         error: OptimcError | None = None,
     ) -> None:
         """Give back what the request holds, then tell its owner."""
         self.scheduler.release(request.sequence)
+        if self._speculator is not None:
+            self._speculator.forget(request.sequence)
         request.mark(finished_s=time.monotonic())
-        logprob = None if choice is None else choice.logprob
-        self._deliver_last(request, request.output(token_ids, text, logprob=logprob, finish_reason=reason, error=error))
+        output = request.output(token_ids, text, logprobs=logprobs, finish_reason=reason, error=error)
+        self._deliver_last(request, output)
 
     def _deliver_last(self, request: ActiveRequest, output: RequestOutput) -> None:
         assert output.finish_reason is not None
@@ -291,6 +434,11 @@ class StepLoop:
             request.on_output(output)
         except Exception as error:  # as above, and there is nobody left to tell
             _log.error("request %s: its last callback failed", output.request_id, exc_info=error)
+
+
+def _check_rows(batch: _Batch, logits: NDArray[np.float32]) -> None:
+    if len(logits) != batch.num_rows:
+        raise EngineError(f"the executor returned {len(logits)} rows of logits, {batch.num_rows} were asked for")
 
 
 def _warm_up_plan(lengths: Sequence[int], counts: Sequence[int], blocks: Sequence[int], block_size: int) -> StepPlan:

@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from optimc.errors import EngineError
 from optimc.plan import FORMAT_VERSION, KvLayer, KvLayout, Limits, Manifest, ModelInfo, Source, TargetInfo, TokenIds
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
@@ -59,6 +60,10 @@ class ScriptedExecutor:
     script: dict[int, int] = field(default_factory=dict)
     """Position to the token that wins after it, whatever the history; the hash decides elsewhere."""
     shapes: list[tuple[int, int, int]] = field(default_factory=list)
+    hidden_size: int = 0
+    """With hidden states: row r of a step is filled with the token and position it is of."""
+    num_moves: int = 0
+    heads: None = None
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -84,6 +89,9 @@ class ScriptedExecutor:
         owner = np.searchsorted(plan.query_start, plan.logits_rows, side="right") - 1
         for sequence in sorted(set(owner.tolist())):
             mine = np.flatnonzero(owner == sequence)
+            if plan.tree_mask is not None:
+                logits[mine] = self._logits_of_tree(plan, sequence, plan.logits_rows[mine])
+                continue
             at = plan.positions[plan.logits_rows[mine]]
             seen = np.arange(at[-1] + 1)
             slots = plan.block_table[sequence, seen // self.block_size] * self.block_size + seen % self.block_size
@@ -97,9 +105,36 @@ class ScriptedExecutor:
         self.shapes.append((len(plan.tokens), len(plan.context_len), len(plan.logits_rows)))
         if self.after_step is not None:
             self.after_step(plan)
-        return StepResult(logits)
+        return StepResult(logits, self._hidden(plan) if self.hidden_size else None)
+
+    def _hidden(self, plan: StepPlan) -> np.ndarray:
+        hidden = np.zeros((len(plan.logits_rows), self.hidden_size), np.float32)
+        hidden[:, 0] = plan.tokens[plan.logits_rows]
+        hidden[:, 1] = plan.positions[plan.logits_rows]
+        return hidden
+
+    def _logits_of_tree(self, plan: StepPlan, sequence: int, rows: np.ndarray) -> np.ndarray:
+        """Each row's history is its sequence's context and the queries its mask shows."""
+        seen = np.arange(plan.context_len[sequence])
+        slots = plan.block_table[sequence, seen // self.block_size] * self.block_size + seen % self.block_size
+        assert (self.positions[slots] == seen).all(), "a token's K/V is not where the block table says"
+        first, end = plan.query_start[sequence : sequence + 2]
+        logits = []
+        for row in rows:
+            visible = plan.slots[first:end][plan.tree_mask[row, : end - first]]
+            assert (self.positions[visible] == len(seen) + np.arange(len(visible))).all(), "no path from the root"
+            history = np.concatenate([self.tokens[slots], self.tokens[visible]])
+            assert (history != POISON).all(), "unwritten K/V is read"
+            logits.append(_logits_at(history, np.array([len(history) - 1]), self.vocab_size)[0])
+        return np.array(logits)
+
+    def draft(self, hidden, tokens, top):
+        raise EngineError("the scripted model has no heads")
 
     def move(self, src_slots, dst_slots) -> None:
+        assert src_slots.dtype == dst_slots.dtype == np.int64
+        assert len(set(dst_slots.tolist())) == len(dst_slots), "two rows move to one slot"
+        self.num_moves += 1
         self.tokens[dst_slots] = self.tokens[src_slots]
         self.positions[dst_slots] = self.positions[src_slots]
 
@@ -118,13 +153,25 @@ class ScriptedExecutor:
         assert (np.diff(plan.logits_rows) > 0).all()
         owner = np.repeat(np.arange(len(counts)), counts)
         expected = np.arange(total) + (plan.context_len - plan.query_start[:-1])[owner]
-        assert (plan.positions == expected).all()
+        if plan.tree_mask is None:
+            assert (plan.positions == expected).all()
+        else:
+            self._check_mask(plan, counts, owner)
         blocks = plan.block_table[owner, expected // self.block_size]
         assert (plan.slots == blocks * self.block_size + expected % self.block_size).all()
         if self.limits is not None:
             assert total <= self.limits.max_step_tokens
             assert len(counts) <= self.limits.max_seqs
             assert (plan.context_len + counts).max() <= self.limits.max_seq_len
+
+    def _check_mask(self, plan: StepPlan, counts: np.ndarray, owner: np.ndarray) -> None:
+        assert plan.tree_mask.dtype == np.bool_
+        assert plan.tree_mask.shape == (len(plan.tokens), counts.max())
+        query = np.arange(len(plan.tokens)) - plan.query_start[owner]
+        assert plan.tree_mask[np.arange(len(query)), query].all(), "a query sees itself"
+        assert plan.tree_mask[:, 0].all(), "a query sees the root"
+        assert not (plan.tree_mask & (np.arange(counts.max()) > query[:, None])).any(), "a query sees what follows"
+        assert (plan.positions == plan.context_len[owner] + plan.tree_mask.sum(axis=1) - 1).all()
 
 
 def make_manifest(
@@ -181,12 +228,23 @@ def make_engine(scripted):
     engines = []
 
     def make(
-        config: EngineConfig | None = None, *, num_blocks=32, vocab_size=64, tokenizer=None, poison=True, **options
+        config: EngineConfig | None = None,
+        *,
+        num_blocks=32,
+        vocab_size=64,
+        tokenizer=None,
+        poison=True,
+        speculator=None,
+        script=None,
+        **options,
     ):
-        hashing = {"block_hash": options.pop("block_hash")} if "block_hash" in options else {}
+        given = {"block_hash": options.pop("block_hash")} if "block_hash" in options else {}
+        if speculator is not None:
+            given["speculator"] = speculator
         manifest = scripted.manifest(vocab_size=vocab_size, **options)
         executor = scripted.Executor(num_blocks, manifest.kv.block_size, vocab_size, manifest.limits)
-        engine = Engine(executor, manifest, tokenizer, config, **hashing)
+        executor.script = script or {}
+        engine = Engine(executor, manifest, tokenizer, config, **given)
         engine.executor = executor
         if poison:
             scripted.poison_on_allocate(engine.scheduler.pool, executor)

@@ -25,6 +25,7 @@
 #include "sampling/row_max.h"
 #include "sampling/row_state.h"
 #include "sampling/sample_row.h"
+#include "sampling/sample_tree.h"
 #include "sampling/softmax.h"
 #include "sampling/top_logits.h"
 
@@ -116,6 +117,30 @@ Output<std::int32_t> copy_of(std::span<const std::int32_t> values) {
 
 // (logprob of the chosen token, [(id, logprob) of the likeliest])
 using LogprobReport = std::tuple<float, std::vector<std::pair<std::int32_t, float>>>;
+RowState& state_at(const nb::typed<nb::list, RowState>& states, std::size_t index, std::int32_t vocab) {
+    if (!nb::isinstance<RowState>(states[index])) throw nb::type_error("states: every item must be a RowState");
+    RowState& state = *nb::inst_ptr<RowState>(states[index]);
+    require(state.vocab() == vocab, "row " + std::to_string(index) + ": logits have " + std::to_string(vocab) +
+                                        " columns, its state " + std::to_string(state.vocab()));
+    return state;
+}
+
+// Passes over a row of logits, roughly.
+std::size_t passes_of(const RowParams& params) { return params.temperature > 0 || params.num_logprobs >= 0 ? 10 : 1; }
+
+// A tenth of a millisecond's work is worth letting go of the interpreter; for less, getting it back, which may take as
+// long as whoever takes it likes, costs more.
+bool is_long(std::size_t passes, std::int32_t vocab) {
+    return passes * static_cast<std::size_t>(vocab) > std::size_t{1} << 20;
+}
+
+LogprobReport report_of(float logprob, const std::int32_t* top_tokens, const float* top_logprobs, std::size_t count) {
+    LogprobReport report{logprob, {}};
+    std::get<1>(report).reserve(count);
+    for (std::size_t n = 0; n < count; ++n) std::get<1>(report).emplace_back(top_tokens[n], top_logprobs[n]);
+    return report;
+}
+
 // (row, status) of the first row that has no token
 using Failure = std::pair<std::size_t, int>;
 using SampleResult = std::tuple<std::vector<std::int32_t>, std::vector<std::optional<LogprobReport>>,
@@ -128,16 +153,12 @@ SampleResult sample_rows(Matrix logits, nb::typed<nb::list, RowState> states) {
                                        " states");
     std::vector<const RowParams*> params(rows);
     std::size_t width = 0;
-    std::size_t passes = 0;  // over a row of logits, roughly
+    std::size_t passes = 0;
     bool wants_logprobs = false;
     for (std::size_t r = 0; r < rows; ++r) {
-        if (!nb::isinstance<RowState>(states[r])) throw nb::type_error("states: every item must be a RowState");
-        const RowState& state = *nb::inst_ptr<RowState>(states[r]);
-        require(state.vocab() == vocab, "row " + std::to_string(r) + ": logits have " + std::to_string(vocab) +
-                                            " columns, its state " + std::to_string(state.vocab()));
-        params[r] = &state.params();
+        params[r] = &state_at(states, r, vocab).params();
         wants_logprobs |= params[r]->num_logprobs >= 0;
-        passes += params[r]->temperature > 0 || params[r]->num_logprobs >= 0 ? 10 : 1;
+        passes += passes_of(*params[r]);
         width = std::max(width, static_cast<std::size_t>(std::max(0, params[r]->num_logprobs)));
     }
 
@@ -147,10 +168,8 @@ SampleResult sample_rows(Matrix logits, nb::typed<nb::list, RowState> states) {
     std::vector<float> top_logprobs(rows * width);
     std::optional<Failure> failure;
     {
-        // A tenth of a millisecond's work is worth letting go of the interpreter; for less, getting it back, which may
-        // take as long as whoever takes it likes, costs more.
         std::optional<nb::gil_scoped_release> release;
-        if (passes * static_cast<std::size_t>(vocab) > std::size_t{1} << 20) release.emplace();
+        if (is_long(passes, vocab)) release.emplace();
         thread_local RowScratch scratch;
         scratch.reserve(vocab);
         for (std::size_t r = 0; r < rows && !failure; ++r) {
@@ -165,12 +184,78 @@ SampleResult sample_rows(Matrix logits, nb::typed<nb::list, RowState> states) {
     std::vector<std::optional<LogprobReport>> reports(wants_logprobs && !failure ? rows : 0);
     for (std::size_t r = 0; r < reports.size(); ++r) {
         if (params[r]->num_logprobs < 0) continue;
-        LogprobReport& report = reports[r].emplace(logprobs[r], 0);
-        for (std::size_t n = r * width; n < r * width + static_cast<std::size_t>(params[r]->num_logprobs); ++n) {
-            std::get<1>(report).emplace_back(top_tokens[n], top_logprobs[n]);
-        }
+        reports[r] = report_of(logprobs[r], top_tokens.data() + r * width, top_logprobs.data() + r * width,
+                               static_cast<std::size_t>(params[r]->num_logprobs));
     }
     return {std::move(tokens), std::move(reports), failure};
+}
+
+using TreeReports = std::vector<std::vector<std::optional<LogprobReport>>>;
+using SampleTreesResult = std::tuple<std::vector<std::vector<std::int32_t>>, std::vector<std::vector<std::int32_t>>,
+                                     std::vector<std::int64_t>, TreeReports, std::vector<int>>;
+
+SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> states, Vector<std::int32_t> first_rows,
+                               Vector<std::int32_t> counts, Vector<std::int32_t> parents, Vector<std::int64_t> tokens,
+                               float epsilon, float delta) {
+    const auto rows = static_cast<std::int64_t>(logits.shape(0));
+    const std::int32_t vocab = checked_vocab(logits.shape(1));
+    const std::size_t sequences = states.size();
+    require_length(first_rows, sequences, "first_rows");
+    require_length(counts, sequences, "counts");
+    require_length(parents, logits.shape(0), "parents");
+    require_length(tokens, logits.shape(0), "tokens");
+    require(epsilon >= 0 && epsilon <= 1 && delta >= 0, "epsilon must be in [0, 1], delta at least 0");
+    std::vector<RowState*> checked(sequences);
+    std::vector<TreeRows> trees(sequences);
+    std::size_t passes = 0;
+    bool wants_logprobs = false;
+    for (std::size_t s = 0; s < sequences; ++s) {
+        const std::int64_t first = first_rows.data()[s];
+        const std::int32_t count = counts.data()[s];
+        require(first >= 0 && count >= 1 && first + count <= rows,
+                "sequence " + std::to_string(s) + " has rows outside the logits");
+        const std::int32_t* of_rows = parents.data() + first;
+        for (std::int32_t query = 1; query < count; ++query) {
+            require(0 <= of_rows[query] && of_rows[query] < query, "parents must stand before their children");
+        }
+        checked[s] = &state_at(states, s, vocab);
+        const RowParams& params = checked[s]->params();
+        wants_logprobs |= params.num_logprobs >= 0;
+        passes += passes_of(params) * static_cast<std::size_t>(count);
+        trees[s] = {logits.data() + first * vocab, vocab, count, of_rows, tokens.data() + first};
+    }
+
+    std::vector<TreeResult> results(sequences);
+    {
+        std::optional<nb::gil_scoped_release> release;
+        if (is_long(passes, vocab)) release.emplace();
+        thread_local RowScratch scratch;
+        scratch.reserve(vocab);
+        for (std::size_t s = 0; s < sequences; ++s) {
+            results[s] = sample_tree(trees[s], *checked[s], {epsilon, delta}, scratch);
+        }
+    }
+
+    std::vector<std::vector<std::int32_t>> emitted(sequences);
+    std::vector<std::vector<std::int32_t>> paths(sequences);
+    std::vector<std::int64_t> last_rows(sequences);
+    std::vector<int> statuses(sequences);
+    TreeReports reports(wants_logprobs ? sequences : 0);
+    for (std::size_t s = 0; s < sequences; ++s) {
+        TreeResult& result = results[s];
+        const std::int32_t num_logprobs = checked[s]->params().num_logprobs;
+        if (wants_logprobs) reports[s].resize(result.emitted.size());
+        for (std::size_t n = 0; num_logprobs >= 0 && n < result.emitted.size(); ++n) {
+            const auto width = static_cast<std::size_t>(num_logprobs);
+            reports[s][n] = report_of(result.logprobs[n], result.top_tokens.data() + n * width,
+                                      result.top_logprobs.data() + n * width, width);
+        }
+        last_rows[s] = first_rows.data()[s] + (result.path.empty() ? 0 : result.path.back());
+        statuses[s] = static_cast<int>(result.status);
+        emitted[s] = std::move(result.emitted);
+        paths[s] = std::move(result.path);
+    }
+    return {std::move(emitted), std::move(paths), std::move(last_rows), std::move(reports), std::move(statuses)};
 }
 
 std::int32_t vocab_of(const Row& row) { return checked_vocab(row.shape(0)); }
@@ -290,5 +375,8 @@ void bind_sampling(nb::module_& m) {
                      [](const optimc::RowState& state) { return optimc::copy_of(state.params().seen_counts); },
                      nb::rv_policy::move);
     m.def("sample_rows", optimc::sample_rows, "logits"_a.noconvert(), "states"_a);
+    m.def("sample_trees", optimc::sample_trees, "logits"_a.noconvert(), "states"_a, "first_rows"_a.noconvert(),
+          "counts"_a.noconvert(), "parents"_a.noconvert(), "tokens"_a.noconvert(), "epsilon"_a = 0.0f,
+          "delta"_a = 0.0f);
     optimc::bind_kernels(m);
 }

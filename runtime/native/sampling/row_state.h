@@ -2,6 +2,7 @@
 // penalties look at.
 #pragma once
 
+#include <algorithm>
 #include <cassert>
 #include <cstdint>
 #include <unordered_map>
@@ -49,6 +50,11 @@ public:
     }
 
     std::int32_t vocab() const { return vocab_; }
+
+    // Whether `token` ends the output. Before min_tokens it cannot be chosen.
+    bool is_stop(std::int32_t token) const {
+        return std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
+    }
 
     // What the next draw depends on; valid until `remember` or `accept`.
     const RowParams& params() const { return params_; }

@@ -60,6 +60,43 @@ std::int32_t draw_token(const float* logits, std::int32_t vocab, float max, cons
     return draw(weights, vocab, uniform_at(params.seed, params.position), scratch.sums.data());
 }
 
+struct EditedRow {
+    RowStatus status;
+    const float* logits;  // the row itself, or its edited copy in the scratch
+    RowMax best;          // of `logits`
+    float raw_max;        // of the row itself
+};
+
+EditedRow edit_row(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch) {
+    const RowMax raw = row_max(logits, vocab);
+    EditedRow edited{RowStatus::ok, logits, raw, raw.value};
+    if (raw.has_nan) {
+        edited.status = RowStatus::nan;
+        return edited;
+    }
+    if (is_edited(params)) {
+        std::copy_n(logits, vocab, scratch.logits.data());
+        edit(params, scratch.logits.data());
+        edited.logits = scratch.logits.data();
+        edited.best = row_max(edited.logits, vocab);
+    }
+    if (edited.best.value == -kInfinity) edited.status = RowStatus::empty;
+    return edited;
+}
+
+struct FiniteRow {
+    const float* logits;
+    float max;  // finite
+};
+
+// `logits` is the row that `edited` was made of.
+FiniteRow finite_row(const EditedRow& edited, const float* logits, std::int32_t vocab, RowScratch& scratch) {
+    if (edited.best.value < kInfinity) return {edited.logits, edited.best.value};
+    if (edited.logits == logits) std::copy_n(logits, vocab, scratch.logits.data());
+    resolve_infinities(scratch.logits.data(), vocab);
+    return {scratch.logits.data(), 0};
+}
+
 void report_logprobs(const float* logits, std::int32_t vocab, float max, std::int32_t count, RowResult result) {
     double normalizer = 0;
     if (max == kInfinity) {
@@ -91,31 +128,36 @@ void RowScratch::reserve(std::int32_t vocab) {
 
 RowStatus sample_row(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch,
                      RowResult result) {
-    const RowMax raw = row_max(logits, vocab);
-    if (raw.has_nan) return RowStatus::nan;
-
-    RowMax best = raw;
-    const float* row = logits;
-    if (is_edited(params)) {
-        std::copy_n(logits, vocab, scratch.logits.data());
-        edit(params, scratch.logits.data());
-        row = scratch.logits.data();
-        best = row_max(row, vocab);
-    }
-    if (best.value == -kInfinity) return RowStatus::empty;
-
-    *result.token = best.token;
+    const EditedRow edited = edit_row(logits, vocab, params, scratch);
+    if (edited.status != RowStatus::ok) return edited.status;
+    *result.token = edited.best.token;
     if (params.temperature > 0) {
-        if (best.value == kInfinity) {
-            if (row == logits) std::copy_n(logits, vocab, scratch.logits.data());
-            resolve_infinities(scratch.logits.data(), vocab);
-            row = scratch.logits.data();
-            best.value = 0;
-        }
-        *result.token = draw_token(row, vocab, best.value, params, scratch);
+        const FiniteRow finite = finite_row(edited, logits, vocab, scratch);
+        *result.token = draw_token(finite.logits, vocab, finite.max, params, scratch);
     }
-    if (params.num_logprobs >= 0) report_logprobs(logits, vocab, raw.value, params.num_logprobs, result);
+    if (params.num_logprobs >= 0) report_logprobs(logits, vocab, edited.raw_max, params.num_logprobs, result);
     return RowStatus::ok;
+}
+
+void report_token(const float* logits, std::int32_t vocab, std::int32_t num_logprobs, RowResult result) {
+    if (num_logprobs >= 0) report_logprobs(logits, vocab, row_max(logits, vocab).value, num_logprobs, result);
+}
+
+RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch) {
+    assert(params.temperature > 0);
+    const EditedRow edited = edit_row(logits, vocab, params, scratch);
+    if (edited.status != RowStatus::ok) return {edited.status, 0, 0};
+    const FiniteRow finite = finite_row(edited, logits, vocab, scratch);
+    float* weights = scratch.weights.data();
+    softmax_weights(finite.logits, vocab, finite.max, params.temperature, weights);
+    double total = 0;
+    double surprise = 0;  // of each token beside the likeliest's, weighted
+    for (std::int32_t i = 0; i < vocab; ++i) {
+        if (weights[i] == 0) continue;
+        total += weights[i];
+        surprise += static_cast<double>(weights[i]) * (finite.max - finite.logits[i]);
+    }
+    return {RowStatus::ok, total, std::log(total) + surprise / (params.temperature * total)};
 }
 
 }  // namespace optimc

@@ -50,4 +50,17 @@ public:
 RowStatus sample_row(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch,
                      RowResult result);
 
+// Reports a token that was chosen otherwise, *result.token, as sample_row does. The row holds no NaN.
+void report_token(const float* logits, std::int32_t vocab, std::int32_t num_logprobs, RowResult result);
+
+struct RowSpread {
+    RowStatus status;
+    double total;    // of scratch.weights
+    double entropy;  // in nats
+};
+
+// How likely each token is after edits and temperature (> 0), before top_k, top_p and min_p: scratch.weights holds
+// `vocab` unnormalised probabilities.
+RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch);
+
 }  // namespace optimc
