@@ -18,6 +18,7 @@ from optimc.build.lowering_options import lowering_options
 from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
 from optimc.build.outline import check_model
 from optimc.build.quality_windows import quality_windows
+from optimc.build.target_model import BuildModels
 from optimc.errors import LoweringError, OptimcError, PlanError
 from optimc.plan import Manifest, Plan, write_plan
 from optimc.progress import Progress, no_progress
@@ -132,6 +133,7 @@ def _run_passes(
                 max_host_bytes=options.max_host_bytes,
                 quality_windows=windows,
                 unmeasured=unmeasured,
+                models=BuildModels(recipe, checkpoint, max_seq_len),
             ),
         )
         target = TARGETS[recipe.target.backend]

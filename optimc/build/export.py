@@ -213,6 +213,11 @@ def _left_out(inputs: BuildInputs) -> list[str]:
     graph = [pass_.name for pass_ in inputs.passes if pass_.stage == "graph"]
     if graph:
         notes.append("graph passes were not run: a checkpoint holds weights, whoever loads it makes its own graph")
+    heads = [pass_.name for pass_ in inputs.passes if pass_.stage == "heads"]
+    if heads:
+        notes.append(
+            f"{heads[0]} was not run: heads are trained for what a target computes, and are of use to its plan"
+        )
     if any(pass_.name == _KV_PASS for pass_ in inputs.passes):
         notes.append(f"{_KV_PASS} was not run: how K and V are stored is for whoever serves the checkpoint to say")
     return notes

@@ -1,4 +1,4 @@
-"""Every pass a recipe can name. Weight passes stand here; rewrites of the graph in `fuse/pipeline.py`."""
+"""Every pass a recipe can name. Those of weights and heads stand here; rewrites of the graph in `fuse/pipeline.py`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from optimc.recipe.fault_message import fault_message
 from optimc.registry import Registry
 from optimc_passes.base import ConfigT, Pass
 from optimc_passes.fuse.pipeline import GRAPH_PASSES
+from optimc_passes.heads.medusa import Medusa
 from optimc_passes.quantize.auto_bits import AutoBits
 from optimc_passes.quantize.awq import Awq
 from optimc_passes.quantize.gptq import Gptq
@@ -27,6 +28,7 @@ _PASSES: tuple[type[Pass[Any]], ...] = (
     AutoBits,
     KvQuant,
     *GRAPH_PASSES,
+    Medusa,
 )
 
 
