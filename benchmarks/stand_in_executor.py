@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from optimc.errors import EngineError
 from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
+from optimc_runtime.sequence import Sequence
+from optimc_runtime.speculate.tree import DraftTree, Verified, tree_shape
 
 KINDS_OF_ROWS = 61
 """Rows of logits to choose from: a prime, so that no batch sees the same ones every few steps."""
@@ -27,9 +29,15 @@ class StandInExecutor:
         self.execute_s = 0.0
         """Total time spent in `execute`."""
         self._logits = logits_pool
+        self._likeliest: list[int] = logits_pool.argmax(axis=1).tolist()
         self._weights = np.ones(sweep_bytes // 8)
         self._out = np.empty_like(logits_pool[KINDS_OF_ROWS:])
         self._step = 0
+
+    def likeliest_next(self, count: int) -> list[int]:
+        """Return the likeliest tokens of the first rows of the next step."""
+        first = (self._step + 1) % KINDS_OF_ROWS
+        return self._likeliest[first : first + count]
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Return R rows of logits."""
@@ -50,6 +58,44 @@ class StandInExecutor:
 
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Do nothing: there is no pool."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class StandInSpeculator:
+    """Guesses trees of three nodes, of which greedy sampling of a StandInExecutor's logits accepts the last two."""
+
+    def __init__(self, executor: StandInExecutor) -> None:
+        self.is_idle = False
+        self.typical = (0.0, 0.0)
+        self.wants_hidden = False
+        self._executor = executor
+        self._shape = tree_shape((-1, -1, 1))
+
+    def draft(self, sequences: list[Sequence], *_: object) -> list[DraftTree | None]:
+        """Guess for every sequence."""
+        likeliest = self._executor.likeliest_next(4 * len(sequences))
+        return [
+            DraftTree(self._shape, [root ^ 1, root, likeliest[place + 2]], "ngram", [0.0, 1.0, 1.0])
+            for place, root in list(enumerate(likeliest))[::4]
+        ]
+
+    def keep(self, *_: object) -> None:
+        """Not called."""
+
+    def observe(self, verified: list[Verified], *_: object) -> None:
+        """Check that measuring is worth anything."""
+        assert all(each.path == [1, 2] for each in verified if each.tree.shape is self._shape)
+
+    def plain_step(self, *_: object) -> None:
+        """Nothing is learned."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+    def stats(self) -> None:
+        """There are none."""
 
     def close(self) -> None:
         """Do nothing."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from stand_in_executor import StandInExecutor, make_logits
+from stand_in_executor import StandInExecutor, StandInSpeculator, make_logits
 
 from optimc.plan import Plan
 from optimc_runtime import sampler, scheduler
@@ -72,10 +72,13 @@ class Case:
     batch: int
     sampling: str
     prefix_cache: bool
+    speculation: bool = False
+    """Every step verifies a tree of three nodes per sequence and accepts two; what guessing takes is not counted."""
 
     @property
     def name(self) -> str:
-        return f"{self.place} batch {self.batch} {self.sampling}{', prefix cache' if self.prefix_cache else ''}"
+        options = f"{', prefix cache' if self.prefix_cache else ''}{', trees' if self.speculation else ''}"
+        return f"{self.place} batch {self.batch} {self.sampling}{options}"
 
 
 class Bench:
@@ -85,9 +88,11 @@ class Bench:
         self._manifest = plan.manifest
         self._tokenizer = Tokenizer.from_plan(plan)
         self._steps = steps
-        self._logits = make_logits(max(BATCHES), plan.manifest.model.vocab_size)
-        self._arrays = Stopwatch((scheduler, "build_step"), (scheduler.DecodeSteps, "build"))
-        self._native = Stopwatch((sampler._native, "sample_rows"))
+        self._logits = make_logits(4 * max(BATCHES), plan.manifest.model.vocab_size)
+        self._arrays = Stopwatch(
+            (scheduler, "build_step"), (scheduler.DecodeSteps, "build"), (scheduler.SpeculativeSteps, "build")
+        )
+        self._native = Stopwatch((sampler._native, "sample_rows"), (sampler._native, "sample_trees"))
         self._prompts = np.random.default_rng(1).integers(100, 20_000, (max(BATCHES), PROMPT_TOKENS)).tolist()
 
     def measure(self, case: Case) -> dict[str, float]:
@@ -97,7 +102,8 @@ class Bench:
     def _run(self, case: Case) -> dict[str, float]:
         """Neither threads nor server."""
         engine, executor = self._engine(case)
-        params = SamplingParams(max_tokens=self._steps + 2, ignore_eos=True, **SAMPLINGS[case.sampling])
+        tokens = 3 * self._steps if case.speculation else self._steps
+        params = SamplingParams(max_tokens=tokens + 4, ignore_eos=True, **SAMPLINGS[case.sampling])
         received: list[RequestOutput] = []
         for prompt in self._prompts[: case.batch]:
             engine.submit(prompt, params, on_output=received.append)
@@ -134,12 +140,15 @@ class Bench:
         num_blocks = max(BATCHES) * -(-limits.max_seq_len // block_size)
         sweep_bytes = 0 if case.place == "warm" else SWEEP_BYTES
         executor = StandInExecutor(KvPoolInfo(num_blocks, block_size, 1), self._logits, sweep_bytes)
-        return Engine(executor, self._manifest, self._tokenizer, EngineConfig(prefix_cache=case.prefix_cache)), executor
+        config = EngineConfig(prefix_cache=case.prefix_cache)
+        speculator = StandInSpeculator(executor) if case.speculation else None
+        return Engine(executor, self._manifest, self._tokenizer, config, speculator=speculator), executor
 
     def _snapshot(self, engine: Engine, executor: StandInExecutor) -> dict[str, float]:
         stats = engine.stats()
         return {
-            "steps": stats.steps, "schedule": stats.schedule_s, "sample": stats.sample_s, "commit": stats.commit_s,
+            "steps": stats.steps, "draft": stats.draft_s,
+            "schedule": stats.schedule_s, "sample": stats.sample_s, "commit": stats.commit_s,
             "execute": executor.execute_s, "arrays": self._arrays.total_s, "native": self._native.total_s,
         }  # fmt: skip
 
@@ -151,7 +160,7 @@ def _phases(before: dict[str, float], after: dict[str, float], wall_s: float | N
     counted = spent["schedule"] + spent["sample"] + spent["commit"]
     if wall_s is None:
         return {**spent, "total": counted}
-    total = wall_s / steps * 1e6 - spent["execute"]
+    total = wall_s / steps * 1e6 - spent["execute"] - spent["draft"]
     return {**spent, "rest": total - counted, "total": total}
 
 
@@ -213,6 +222,7 @@ def main() -> None:
         for batch in BATCHES
         for sampling, prefix_cache in (("greedy", False), ("greedy", True), ("top-p", False))
     ]
+    cases += [Case(place, batch, "greedy", False, True) for place in ("warm", "cold") for batch in BATCHES]
     runs: dict[Case, list[dict[str, float]]] = {case: [] for case in cases if options.only in case.name}
     for _ in range(options.repeat):  # all rows, then all again: a slow minute of the machine hits every row
         for case, figures in runs.items():
