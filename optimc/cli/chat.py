@@ -34,17 +34,30 @@ def chat(
     seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")] = None,
     kv_memory: options.KvMemory = None,
     threads: options.Threads = None,
+    speculation: options.Speculation = None,
+    no_speculation: options.NoSpeculation = False,
+    lossy_acceptance: options.LossyAcceptance = None,
+    typical_epsilon: options.TypicalEpsilon = None,
+    typical_delta: options.TypicalDelta = None,
     trust: options.Trust = False,
 ) -> None:
     """Talk to a plan. Answers stream as they are made; each is followed by its TTFT, TPOT and cached tokens."""
     from rich.console import Console
 
-    from optimc.cli.engine_options import load_engine
+    from optimc.cli.engine_options import load_engine, speculation_options
     from optimc.plan import Plan
     from optimc_runtime.chat_template import ChatTemplate
     from optimc_runtime.request import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    speculated = speculation_options(
+        speculation,
+        none=no_speculation,
+        default="auto",
+        lossy_acceptance=lossy_acceptance,
+        typical_epsilon=typical_epsilon,
+        typical_delta=typical_delta,
+    )
     with Plan.open(plan_path) as plan:
         template = ChatTemplate.from_plan(plan)
     if template is None:
@@ -53,7 +66,7 @@ def chat(
         )
     console = Console(highlight=False, soft_wrap=True)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    engine = load_engine(plan_path, kv_memory=kv_memory, threads=threads, trust=trust)
+    engine = load_engine(plan_path, kv_memory=kv_memory, threads=threads, speculation=speculated, trust=trust)
     try:
         if prompt is not None:
             _answer(engine, template, [*history, {"role": "user", "content": prompt}], params, console, figures=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from optimc.cli.options import bytes_option
 from optimc.errors import ConfigError, Fault
 from optimc.plan import Plan
-from optimc_runtime.config import EngineConfig
+from optimc_runtime.config import EngineConfig, SpeculationOptions
 from optimc_runtime.engine import Engine
 
 
@@ -24,14 +26,18 @@ def load_engine(
     inflight_batching: bool = True,
     max_queued_requests: int | None = None,
     max_queued_tokens: int | None = None,
+    speculation: SpeculationOptions | None = None,
     trust: bool = False,
 ) -> Engine:
-    """Load a plan, opened or to be opened, and start its engine. Raises PlanError or ConfigError in words."""
+    """Load a plan, opened or to be opened, and start its engine. Raises PlanError or ConfigError in words.
+
+    With speculation, the engine first takes a moment to measure its steps.
+    """
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
         # They would spin against each other: so much slower that it looks like a server that hangs.
         raise ConfigError("options", [Fault("--threads", f"{threads} exceeds this machine's {cores} cores")])
-    given = {
+    given: dict[str, Any] = {
         "max_seqs": max_seqs,
         "max_step_tokens": max_step_tokens,
         "kv_memory_bytes": bytes_option(kv_memory, "--kv-memory"),
@@ -43,8 +49,57 @@ def load_engine(
         prefix_cache=prefix_cache,
         chunked_prefill=chunked_prefill,
         inflight_batching=inflight_batching,
+        speculation=SpeculationOptions() if speculation is None else speculation,
         **{name: value for name, value in given.items() if value is not None},
     )
     engine = Engine.load(plan, config, trust=trust)
     engine.start()
+    if config.speculation.mode != "off":
+        try:
+            engine.profile_steps()
+        except BaseException:
+            engine.close()
+            raise
     return engine
+
+
+def speculation_options(
+    wanted: str | None,
+    *,
+    none: bool,
+    default: str,
+    lossy_acceptance: str | None = None,
+    typical_epsilon: float | None = None,
+    typical_delta: float | None = None,
+) -> SpeculationOptions:
+    """Return what `--speculation`, `--no-speculation` and `--lossy-acceptance` ask for together.
+
+    Raises ConfigError if they contradict each other.
+    """
+    faults = []
+    if none and wanted is not None:
+        faults.append(Fault("--no-speculation", f"contradicts --speculation {wanted}; give one of them"))
+    if lossy_acceptance not in (None, "typical"):
+        faults.append(Fault("--lossy-acceptance", f"must be typical, got {lossy_acceptance!r}"))
+    given = {"epsilon": typical_epsilon, "delta": typical_delta}
+    thresholds: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if lossy_acceptance is None:
+        faults += [Fault(f"--typical-{name}", "needs --lossy-acceptance typical") for name in thresholds]
+    if faults:
+        raise ConfigError("options", faults)
+    options = SpeculationOptions.parse("off" if none else default if wanted is None else wanted)
+    if lossy_acceptance is None:
+        return options
+    if options.mode == "off":
+        raise ConfigError("options", [Fault("--lossy-acceptance", "needs speculation, which is off")])
+    return replace(options, acceptance="typical", **thresholds)
+
+
+def describe_speculation(engine: Engine) -> str:
+    """Return in a few words who guesses tokens, and how they are accepted."""
+    stats = engine.stats().speculation
+    if stats is None:
+        return "off"
+    options = engine.config.speculation
+    lossy = ", typical acceptance: answers differ from plain sampling's" if options.acceptance == "typical" else ""
+    return f"{' and '.join(stats.proposers)}{lossy}"

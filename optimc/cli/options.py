@@ -54,3 +54,31 @@ PrefixCache = Annotated[bool, typer.Option(help="Reuse K/V of prompts that begin
 ChunkedPrefill = Annotated[bool, typer.Option(help="Split long prompts over several steps.")]
 InflightBatching = Annotated[bool, typer.Option(help="Let requests join and leave a running batch.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Skip the SHA-256 check of the plan's tensors at load.")]
+Speculation = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        metavar="MODE",
+        help="Who guesses tokens ahead, to be verified several at a time: auto (Medusa heads, if the plan has them, "
+        "and n-grams of the text), medusa, ngram, draft=PLAN (another plan with the same tokenizer), or off. Answers "
+        "stay the same.",
+        show_default=False,
+    ),
+]
+NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="The same as --speculation off.")]
+LossyAcceptance = Annotated[
+    str | None,
+    typer.Option(
+        "--lossy-acceptance",
+        metavar="typical",
+        help="Also accept guesses that are merely likely (2401.10774): faster above temperature 0, but answers are no "
+        "longer distributed as plain sampling's.",
+        show_default=False,
+    ),
+]
+TypicalEpsilon = Annotated[
+    float | None, typer.Option("--typical-epsilon", help="A guess at least this likely is accepted; 0.09.")
+]
+TypicalDelta = Annotated[
+    float | None, typer.Option("--typical-delta", help="So is one above this times exp(-entropy); 0.3.")
+]

@@ -47,12 +47,20 @@ def serve(
     allow_unknown_fields: Annotated[
         bool, typer.Option("--allow-unknown-fields", help="Log request fields nobody knows instead of refusing them.")
     ] = False,
+    speculation: options.Speculation = None,
+    no_speculation: options.NoSpeculation = False,
+    lossy_acceptance: options.LossyAcceptance = None,
+    typical_epsilon: options.TypicalEpsilon = None,
+    typical_delta: options.TypicalDelta = None,
     drain_timeout: Annotated[
         int, typer.Option("--drain-timeout", help="Seconds that running requests have to finish after SIGTERM.", min=0)
     ] = 30,
     trust: options.Trust = False,
 ) -> None:
-    """Serve a plan until SIGTERM or Ctrl-C. The ready line names the address; /metrics is for Prometheus."""
+    """Serve a plan until SIGTERM or Ctrl-C. The ready line names the address; /metrics is for Prometheus.
+
+    Tokens are guessed ahead (--speculation auto) where that pays, which is measured all the time.
+    """
     from optimc.cli.start_up import start_up
 
     with start_up():
@@ -61,7 +69,7 @@ def serve(
         plan = Plan.open(plan_path)
         if not trust:
             plan.begin_verification()  # goes on while the rest is imported
-        from optimc.cli.engine_options import load_engine
+        from optimc.cli.engine_options import describe_speculation, load_engine, speculation_options
         from optimc.cli.kv_listing import describe_kv
         from optimc_runtime.chat_template import ChatTemplate
         from optimc_runtime.server import ServerOptions, check_address
@@ -73,6 +81,14 @@ def serve(
         assert body_limit is not None
         server_options = ServerOptions(
             max_body_bytes=body_limit, allow_unknown_fields=allow_unknown_fields, generation_defaults=defaults
+        )
+        speculated = speculation_options(
+            speculation,
+            none=no_speculation,
+            default="auto",
+            lossy_acceptance=lossy_acceptance,
+            typical_epsilon=typical_epsilon,
+            typical_delta=typical_delta,
         )
         name = model_name or plan.manifest.name
         check_address(host, port)
@@ -87,6 +103,7 @@ def serve(
             inflight_batching=inflight_batching,
             max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
+            speculation=speculated,
             trust=trust,
         )
         plan.close()
@@ -99,6 +116,7 @@ def serve(
         if template is None:
             typer.echo("no chat template: /v1/chat/completions answers 400, /v1/completions works")
         engine.warm_up(max_tokens=_WARM_UP_TOKENS)
+        guessing = describe_speculation(engine)
         serve_engine(
             engine,
             model_name=name,
@@ -107,7 +125,7 @@ def serve(
             host=host,
             port=port,
             drain_timeout_s=drain_timeout,
-            on_ready=lambda url: print(f"{name} ready on {url}", flush=True),
+            on_ready=lambda url: print(f"{name} (speculation: {guessing}) ready on {url}", flush=True),
         )
     finally:
         engine.close()

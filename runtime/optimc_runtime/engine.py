@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from optimc.errors import EngineError, OverloadedError, RequestError
 from optimc.plan import Manifest, Plan
-from optimc_runtime.active_request import ActiveRequest, OnLogits
+from optimc_runtime.active_request import ActiveRequest, OnHidden, OnLogits
 from optimc_runtime.admission import check_prompt, output_limit
 from optimc_runtime.block_pool import BlockPool
 from optimc_runtime.config import EngineConfig
@@ -38,6 +38,10 @@ from optimc_runtime.request import Generation, RequestId, RequestOutput, Samplin
 from optimc_runtime.sampler import SamplingState
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.sequence import Sequence as TokenSequence
+from optimc_runtime.speculate.build_speculator import DraftModel, build_speculator, load_draft
+from optimc_runtime.speculate.profile_steps import profile_steps
+from optimc_runtime.speculate.speculator import ProposingSpeculator
+from optimc_runtime.speculate.tree import Speculator
 from optimc_runtime.stats import EngineStats
 from optimc_runtime.step_loop import StepLoop
 from optimc_runtime.tokenizer import Tokenizer
@@ -63,7 +67,7 @@ class Engine:
     """Serves one plan on one executor, which it owns and closes.
 
     Raises ConfigError if an option exceeds what the plan was built for. Usable as a context manager: `start`, and
-    `close` without draining.
+    `close` without draining. `speculator` replaces the one that the options ask for.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         block_hash: BlockHash = chain_hash,
+        speculator: Speculator | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self.config = EngineConfig() if config is None else config
         self.manifest = manifest
@@ -96,7 +102,10 @@ class Engine:
             max_overtakes=self.config.max_overtakes,
         )
         self._executor = executor
-        self._loop = StepLoop(executor, self.scheduler, self._forget)
+        if speculator is None:
+            speculator = build_speculator(executor, manifest, self.config.speculation, draft)
+        self._speculator = speculator
+        self._loop = StepLoop(executor, self.scheduler, self._forget, speculator)
         self._thread: threading.Thread | None = None
         self._executor_open = True
         self._last_progress_s = time.monotonic()
@@ -126,10 +135,14 @@ class Engine:
             if not trust:
                 plan.verify()  # what is damaged may have failed to load: this says why
         executor = load_executor(plan, kv_memory_bytes=config.kv_memory_bytes, threads=config.threads)
+        draft = None
         try:
-            return cls(executor, plan.manifest, tokenizer, config)
+            draft = load_draft(plan, config, trust=trust)
+            return cls(executor, plan.manifest, tokenizer, config, draft=draft)
         except BaseException:
             executor.close()
+            if draft is not None:
+                draft.executor.close()
             raise
 
     @property
@@ -177,6 +190,8 @@ class Engine:
         with self._wake:
             executor_open, self._executor_open = self._executor_open, False
         if executor_open:
+            if self._speculator is not None:
+                self._speculator.close()
             self._executor.close()
 
     def submit(
@@ -187,9 +202,12 @@ class Engine:
         on_output: Callable[[RequestOutput], None],
         request_id: str | None = None,
         cache_salt: str = "",
+        on_hidden: OnHidden | None = None,
     ) -> RequestId:
-        """Queue a request. `on_output` is called from the engine's thread for every token, with finish_reason set in
-        the last call; if it raises, the request ends. Requests share cached prefixes only under the same `cache_salt`.
+        """Queue a request. `on_output` is called from the engine's thread for every token, or for several that one
+        step brought, with finish_reason set in the last call; if it raises, the request ends. `on_hidden` is called
+        before it with the hidden states [m, d] its m tokens were sampled from, if the plan was lowered to give them.
+        Requests share cached prefixes only under the same `cache_salt`.
 
         Raises RequestError if the request can never be served, OverloadedError if the queue is full, EngineError if
         the engine is closed.
@@ -202,6 +220,7 @@ class Engine:
                     f"stop_token_ids: {token_id} is outside the vocabulary of {self.vocab_size:,}",
                     param="stop_token_ids",
                 )
+        self._check_speculation(params.speculation)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the plan has none", param="stop")
         stop_ids = frozenset(params.stop_token_ids)
@@ -215,6 +234,7 @@ class Engine:
             most,
             extras=(("salt", cache_salt),) if cache_salt else (),
         )
+        sequence.proposer = params.speculation
         request = ActiveRequest(
             sequence,
             on_output,
@@ -222,6 +242,7 @@ class Engine:
             sampling=SamplingState(params, prompt, stop_ids, self.vocab_size, seed),
             stop_ids=stop_ids,
             text=OutputText(self.tokenizer, params),
+            on_hidden=on_hidden,
         )
         self._enqueue(request)
         return sequence.request_id
@@ -323,6 +344,13 @@ class Engine:
         Raises what the executor raises."""
         self._call(lambda: self._loop.warm_up(max_tokens))
 
+    def profile_steps(self, budget_s: float = 0.15) -> None:
+        """Measure for about `budget_s` how long steps take, so that speculation knows from the start what guesses cost;
+        without it, it learns that from steps. Writes only free blocks. Raises what the executor raises."""
+        speculator = self._speculator
+        if isinstance(speculator, ProposingSpeculator):
+            self._call(lambda: self._profile_steps(speculator, budget_s))
+
     def stats(self) -> EngineStats:
         """Return a snapshot of load and totals; requests the engine's thread has not taken in yet count as waiting."""
         return self._loop.stats(len(self._inbox))
@@ -337,6 +365,21 @@ class Engine:
             if self._state not in (_State.NEW, _State.RUNNING):
                 return False
             return not self._unfinished or time.monotonic() - self._last_progress_s <= threshold_s
+
+    def _profile_steps(self, speculator: ProposingSpeculator, budget_s: float) -> None:
+        cost = profile_steps(self._executor, self.scheduler.pool, self.limits, budget_s)
+        if cost is not None:
+            speculator.cost = cost
+
+    def _check_speculation(self, wanted: str | None) -> None:
+        """Raise RequestError unless the engine has the proposer a request names."""
+        if wanted is None or wanted == "off":
+            return
+        speculator = self._speculator
+        names = () if speculator is None else tuple(speculator.stats().proposers)
+        if not names or wanted not in ("auto", *names):
+            has = f"this engine has {', '.join(names)}" if names else "this engine does not speculate"
+            raise RequestError(f"speculation: no proposer '{wanted}', {has}", param="speculation")
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from optimc_runtime.request import RequestOutput
 from optimc_runtime.server.client import EngineClient
+from optimc_runtime.stats import SpeculationStats
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 SECONDS_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -104,6 +105,37 @@ class _EngineFigures(Collector):
         ):
             yield CounterMetricFamily(name, description, value)
         phases = CounterMetricFamily("optimc_step_seconds", "Time spent in the steps' phases.", labels=["phase"])
-        for phase in ("schedule", "execute", "sample", "commit"):
-            phases.add_metric([phase], getattr(stats, f"{phase}_s"))
+        for phase in ("schedule", "draft", "execute", "sample", "commit"):
+            if phase != "draft" or stats.speculation is not None:
+                phases.add_metric([phase], getattr(stats, f"{phase}_s"))
         yield phases
+        if stats.speculation is not None:
+            yield from _speculation_figures(stats.speculation)
+
+
+def _speculation_figures(stats: SpeculationStats) -> Iterable[Metric]:
+    for name, description, figure in (
+        ("drafted_tokens", "Guessed tokens that were verified.", "drafted"),
+        ("accepted_tokens", "Guessed tokens that became output.", "accepted"),
+        ("trees", "Guesses verified, of one or more tokens each.", "trees"),
+    ):
+        family = CounterMetricFamily(f"optimc_speculation_{name}", description, labels=["proposer"])
+        for proposer, figures in stats.proposers.items():
+            family.add_metric([proposer], getattr(figures, figure))
+        yield family
+    for name, description, counts in (
+        ("position_drafted", "Guesses tried at this distance.", stats.position_drafted),
+        ("position_accepted", "Guesses that became output at this distance.", stats.position_accepted),
+    ):
+        family = CounterMetricFamily(f"optimc_speculation_{name}", description, labels=["position"])
+        for position, count in enumerate(counts, 1):
+            family.add_metric([str(position)], count)
+        yield family
+    for name, description, value in (
+        ("sequence_steps", "Decoding sequences times steps, those without guesses included.", stats.sequence_steps),
+        ("emitted_tokens", "Tokens those steps put out.", stats.emitted),
+    ):
+        yield CounterMetricFamily(f"optimc_speculation_{name}", description, value)
+    yield GaugeMetricFamily(
+        "optimc_speculation_active", "1 while guesses are made, 0 while they would not pay.", float(stats.is_active)
+    )

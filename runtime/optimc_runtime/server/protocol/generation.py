@@ -50,6 +50,11 @@ def _token_biases(value: object) -> object:
     return biases
 
 
+def _speculation(value: object) -> object:
+    """False is the short way to say "off"."""
+    return "off" if value is False else value
+
+
 class StreamOptions(Body):
     """Options of a streamed answer."""
 
@@ -99,6 +104,8 @@ class GenerationFields(Body):
     """Requests share prefix-cache entries only with requests of the same salt."""
     return_token_ids: bool = False
     """Add `token_ids` to every choice."""
+    speculation: Annotated[str | None, BeforeValidator(_speculation)] = None
+    """Who guesses tokens ahead, if the server is not to choose; "off" or false: nobody. Answers stay the same."""
 
     @property
     def include_usage(self) -> bool:
@@ -133,6 +140,7 @@ class GenerationFields(Body):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             seed=self.seed,
+            speculation=self.speculation,
         )
         return tuple(replace(params, seed=choice_seed(self.seed, choice)) for choice in range(self.n))
 
