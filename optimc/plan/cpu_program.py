@@ -298,9 +298,8 @@ class CpuHeads(_Section):
     and a "logits" buffer [N * K, C] at the same offset are the same numbers.
     """
 
-    input: int
-    """The float buffer [N, d], or [N, 2d] for conditioned heads: hidden states are copied into its first d columns, and
-    an Embed of the root tokens fills the others."""
+    inputs: tuple[View, ...] = Field(min_length=1)
+    """Columns [N, d] that hidden states are copied to before the operations run."""
     logits: int
     """The float buffer [N * K, V'] the candidates are picked from, V' the draft vocabulary."""
     ops: tuple[Op, ...] = Field(min_length=1)

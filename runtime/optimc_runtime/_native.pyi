@@ -256,9 +256,7 @@ class ProgramBuilder:
         """Let operations added from here on be the heads', `count` of them: hidden states are copied to each of `inputs`
         before they run, and they leave their answers in the buffer `logits`."""
 
-    def finish(
-        self, logits: int, *, hidden: _View | None = None, threads: int, instruction_set: str
-    ) -> Program: ...
+    def finish(self, logits: int, *, hidden: _View | None = None, threads: int, instruction_set: str) -> Program: ...
 
 class Program:
     """A program ready to run. Not thread-safe."""

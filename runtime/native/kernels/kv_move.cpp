@@ -8,6 +8,8 @@ namespace optimc {
 
 namespace {
 
+void read_part(std::uint8_t* at, std::byte* packed, std::size_t bytes) { std::memcpy(packed, at, bytes); }
+
 // One head of one slot between the cache and `packed`, in the same order both ways.
 struct SlotBytes {
     const KvLayer& layer;
@@ -51,13 +53,21 @@ std::size_t kv_move_scratch(const KvLayer& layer, std::int64_t count) {
     return static_cast<std::size_t>(SlotBytes{layer}.size() * count);
 }
 
+std::size_t kv_slot_bytes(const KvLayer& layer) {
+    return static_cast<std::size_t>(SlotBytes{layer}.size() * layer.num_kv_heads);
+}
+
+void kv_read_slot(const KvLayer& layer, std::int64_t slot, std::byte* out) {
+    const SlotBytes bytes{layer};
+    for (int head = 0; head < layer.num_kv_heads; ++head) bytes.each(slot, head, out + head * bytes.size(), read_part);
+}
+
 void kv_move(const KvLayer& layer, const std::int64_t* src, const std::int64_t* dst, std::int64_t count,
              std::byte* scratch) {
     const SlotBytes slot{layer};
     for (int head = 0; head < layer.num_kv_heads; ++head) {
         for (std::int64_t i = 0; i < count; ++i) {
-            slot.each(src[i], head, scratch + i * slot.size(),
-                      [](std::uint8_t* at, std::byte* packed, std::size_t bytes) { std::memcpy(packed, at, bytes); });
+            slot.each(src[i], head, scratch + i * slot.size(), read_part);
         }
         for (std::int64_t i = 0; i < count; ++i) {
             slot.each(dst[i], head, scratch + i * slot.size(),

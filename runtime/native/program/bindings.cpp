@@ -19,10 +19,12 @@
 
 #include "isa/instruction_set.h"
 #include "kernels/select.h"
+#include "owned_rows.h"
 #include "program/builder.h"
 #include "program/check_step.h"
 #include "program/names.h"
 #include "require.h"
+#include "sampling/top_rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -71,6 +73,7 @@ struct PyBuilder {
 struct PyProgram {
     std::unique_ptr<Program> program;
     std::vector<nb::object> owners;
+    std::int64_t answered = 0;  // rows of the last step that wanted logits
 
     Program& get() {
         require(program != nullptr, "the program is closed");
@@ -79,6 +82,16 @@ struct PyProgram {
 };
 
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+// Rows of the program's memory, which they keep alive.
+Logits shared_rows(const Program& program, ConstRows rows, std::size_t count, std::int64_t width) {
+    using Memory = std::shared_ptr<const std::byte[]>;
+    auto memory = std::make_unique<Memory>(program.memory());
+    const nb::capsule owner(memory.get(), [](void* held) noexcept { delete static_cast<Memory*>(held); });
+    memory.release();
+    return Logits(const_cast<float*>(rows.data), {count, static_cast<std::size_t>(width)}, owner,
+                  {rows.stride, std::int64_t{1}});
+}
 
 // The array shares the program's memory: the next step overwrites it, `close` leaves it as it is.
 Logits execute(PyProgram& self, Array1<std::int64_t> tokens, Array1<std::int64_t> positions, Array1<std::int64_t> slots,
@@ -116,12 +129,54 @@ Logits execute(PyProgram& self, Array1<std::int64_t> tokens, Array1<std::int64_t
         check_step(step, program.limits());
         logits = program.execute(step);
     }
-    using Memory = std::shared_ptr<const std::byte[]>;
-    auto memory = std::make_unique<Memory>(program.memory());
-    const nb::capsule owner(memory.get(), [](void* held) noexcept { delete static_cast<Memory*>(held); });
-    memory.release();
-    return Logits(const_cast<float*>(logits.data),
-                  {logits_rows.shape(0), static_cast<std::size_t>(program.logits_width())}, owner);
+    self.answered = static_cast<std::int64_t>(logits_rows.shape(0));
+    return shared_rows(program, logits, logits_rows.shape(0), program.logits_width());
+}
+
+// Of the last step; overwritten by the next one.
+Logits hidden(PyProgram& self) {
+    Program& program = self.get();
+    require(program.hidden().has_value(), "the program does not answer hidden states");
+    return shared_rows(program, program.hidden_rows(), static_cast<std::size_t>(self.answered),
+                       program.hidden()->width);
+}
+
+// As many rows at once as the program has room for; each row of `hidden` gets `count` rows of candidates.
+nb::tuple draft(PyProgram& self, Array2<float> hidden, Array1<std::int64_t> tokens, std::int32_t top) {
+    Program& program = self.get();
+    require(program.heads().has_value(), "the program has no heads");
+    const Heads& heads = *program.heads();
+    const std::int64_t width = heads.inputs.front().width, vocabulary = heads.logits.width;
+    const auto rows = static_cast<std::int64_t>(hidden.shape(0));
+    require(rows > 0, "a draft for no rows");
+    require(tokens.shape(0) == hidden.shape(0), "as many tokens as rows of hidden states");
+    require(static_cast<std::int64_t>(hidden.shape(1)) == width,
+            "hidden states of " + std::to_string(hidden.shape(1)) + ", want " + std::to_string(width));
+    require(top >= 1 && top <= vocabulary,
+            std::to_string(top) + " candidates of a draft vocabulary of " + std::to_string(vocabulary));
+    const auto answers = static_cast<std::size_t>(rows * heads.count);
+    const auto wanted = static_cast<std::size_t>(top);
+    auto ids = std::make_unique_for_overwrite<std::int32_t[]>(answers * wanted);
+    auto logprobs = std::make_unique_for_overwrite<float[]>(answers * wanted);
+    {
+        nb::gil_scoped_release release;
+        const std::int64_t at_once = program.capacity() / heads.count;
+        for (std::int64_t begin = 0; begin < rows; begin += at_once) {
+            const std::int64_t some = std::min(at_once, rows - begin);
+            const ConstRows logits = program.draft(hidden.data() + begin * width, tokens.data() + begin, some);
+            const std::int64_t first = begin * heads.count * top;
+            top_rows(logits.data, some * heads.count, static_cast<std::int32_t>(vocabulary), top, ids.get() + first,
+                     logprobs.get() + first);
+        }
+    }
+    return nb::make_tuple(owned_rows(std::move(ids), answers, wanted), owned_rows(std::move(logprobs), answers, wanted));
+}
+
+nb::bytes slot_bytes(PyProgram& self, std::int64_t slot) {
+    KvPool& pool = self.get().pool();
+    require(slot >= 0 && slot < pool.num_blocks() * pool.block_size(), "a slot is not in the pool");
+    const std::vector<std::byte> bytes = pool.read_slot(slot);
+    return nb::bytes(bytes.data(), bytes.size());
 }
 
 void move(PyProgram& self, Array1<std::int64_t> source, Array1<std::int64_t> target) {
@@ -301,14 +356,22 @@ void bind_builder(nb::module_& m) {
             },
             "x"_a, nb::kw_only(), "permutation"_a, "out"_a)
         .def(
+            "begin_heads",
+            [](PyBuilder& self, const std::vector<ViewTuple>& inputs, int logits, std::int64_t count) {
+                std::vector<View> views;
+                for (const ViewTuple& input : inputs) views.push_back(to_view(input));
+                self.get().begin_heads(views, logits, count);
+            },
+            nb::kw_only(), "inputs"_a, "logits"_a, "count"_a)
+        .def(
             "finish",
-            [](PyBuilder& self, int logits, int threads, const std::string& instruction_set) {
+            [](PyBuilder& self, int logits, MaybeView hidden_view, int threads, const std::string& instruction_set) {
                 const Kernels& kernels = kernels_of(choose_instruction_set(instruction_set));
-                auto program = self.get().finish(logits, kernels, threads);
+                auto program = self.get().finish(logits, to_view(hidden_view), kernels, threads);
                 self.builder.reset();
                 return std::make_unique<PyProgram>(PyProgram{std::move(program), std::move(self.owners)});
             },
-            "logits"_a, nb::kw_only(), "threads"_a, "instruction_set"_a);
+            "logits"_a, nb::kw_only(), "hidden"_a.none() = nb::none(), "threads"_a, "instruction_set"_a);
 }
 
 }  // namespace
@@ -340,6 +403,10 @@ void bind_program(nb::module_& m) {
              "block_table"_a.noconvert(), "logits_rows"_a.noconvert(), "tree_mask"_a.noconvert().none(),
              "Run one step; the arrays are those of StepPlan. The logits [R, V] are overwritten by the next step.")
         .def("move", &move, "source"_a.noconvert(), "target"_a.noconvert())
+        .def("hidden", &hidden, nb::rv_policy::reference, "What the last step's output head multiplied, [R, d].")
+        .def("draft", &draft, "hidden"_a.noconvert(), "tokens"_a.noconvert(), "top"_a,
+             "The heads' likeliest candidates: ids and log-probabilities [N * K, top].")
+        .def("slot_bytes", &slot_bytes, "slot"_a, "What a slot of the pool holds in every layer.")
         .def("close", [](PyProgram& self) {
             self.program.reset();
             self.owners.clear();

@@ -130,15 +130,17 @@ void Builder::embed(int table, float scale, View out) {
     require(table >= 0 && static_cast<std::size_t>(table) < weights_.size(), "no weight " + number(table));
     const Weight& chosen = weights_[static_cast<std::size_t>(table)];
     EmbeddingTable source;
-    std::int64_t features = 0;
+    std::int64_t features = 0, vocabulary = 0;
     if (const auto* rows = std::get_if<Table>(&chosen)) {
-        source = *rows, features = rows->features, parts_.vocabulary = rows->rows;
+        source = *rows, features = rows->features, vocabulary = rows->rows;
     } else if (const auto* panels = std::get_if<FloatWeight>(&chosen)) {
-        source = *panels, features = panels->features, parts_.vocabulary = panels->outputs;
+        source = *panels, features = panels->features, vocabulary = panels->outputs;
     } else {
         const auto& codes = weight_as<IntWeight>(table, "table");
-        source = codes, features = codes.features, parts_.vocabulary = codes.outputs;
+        source = codes, features = codes.features, vocabulary = codes.outputs;
     }
+    // A token id is looked up in every table.
+    parts_.vocabulary = parts_.vocabulary == 0 ? vocabulary : std::min(parts_.vocabulary, vocabulary);
     add_op(EmbedOp(source, scale, resolve(out, features, RowsKind::tokens)));
 }
 
@@ -215,12 +217,14 @@ void Builder::linear(std::variant<View, int> x, int weight, std::optional<int> b
 }
 
 void Builder::rotation(int frequencies, float scale, View out) {
+    require_no_heads("positions");
     require(out.width % 2 == 0, "an odd number of rotated dimensions");
     add_op(RotationOp(vector_data(frequencies, out.width / 2), scale, resolve(out, out.width, RowsKind::tokens)));
 }
 
 void Builder::attention(const AttentionOptions& options, View q, View k, View v, std::optional<View> rotation,
                         View out) {
+    require_no_heads("attention");
     const AttentionSpec& spec = options.spec;
     require(options.layer >= 0 && static_cast<std::size_t>(options.layer) < layers_.size(),
             "no KV layer " + number(options.layer));
@@ -269,6 +273,7 @@ void Builder::elementwise(std::vector<ElementwiseStep> steps, std::vector<View> 
 }
 
 void Builder::gather_rows(View x, View out) {
+    require_no_heads("a gather of rows");
     add_op(GatherRowsOp(resolve(x, out.width, RowsKind::tokens), resolve(out, out.width, RowsKind::logits)));
 }
 
@@ -279,13 +284,25 @@ void Builder::permute(View x, int permutation, View out) {
                      resolve(out, out.width, rows)));
 }
 
-std::unique_ptr<Program> Builder::finish(int logits, const Kernels& kernels, int threads) {
+void Builder::begin_heads(const std::vector<View>& inputs, int logits, std::int64_t count) {
+    require(!parts_.heads, "the heads have begun already");
+    require(!inputs.empty() && inputs.size() <= 1024, number(static_cast<std::int64_t>(inputs.size())) + " inputs");
+    require(count > 0 && count <= parts_.capacity,
+            number(count) + " heads in steps of at most " + number(parts_.capacity) + " rows");
+    Heads heads{{}, {}, answer(logits), count};
+    for (const View& input : inputs) heads.inputs.push_back(resolve(input, inputs.front().width, RowsKind::tokens));
+    parts_.heads = std::move(heads);
+}
+
+std::unique_ptr<Program> Builder::finish(int logits, std::optional<View> hidden, const Kernels& kernels,
+                                         int threads) {
     require(threads >= 1 && threads <= 1024, number(threads) + " threads");
     require(parts_.vocabulary > 0, "no embedding");
-    const BufferRef& answer = buffer(logits, true);
-    const FloatBuffer& owner = parts_.floats[static_cast<std::size_t>(answer.index)];
-    require(owner.rows == RowsKind::logits, "the logits are not computed for the rows that want them");
-    parts_.logits = {answer.index, 0, owner.width};
+    parts_.logits = answer(logits);
+    if (hidden) parts_.hidden = resolve(*hidden, hidden->width, RowsKind::logits);
+    require(!parts_.heads || !parts_.heads->ops.empty(), "heads without operations");
+    require(!parts_.heads || (hidden && hidden->width == parts_.heads->inputs.front().width),
+            "heads that read hidden states the program does not answer");
     std::vector<std::pair<AttentionSpec, std::shared_ptr<AttentionPlan>>> plans;
     auto next = attentions_.begin();
     for (std::unique_ptr<Op>& op : parts_.ops) {
@@ -377,9 +394,20 @@ float Builder::fixed_scale(int target, std::optional<float> scale) const {
     return *scale;
 }
 
+View Builder::answer(int given) const {
+    const BufferRef& found = buffer(given, true);
+    const FloatBuffer& owner = parts_.floats[static_cast<std::size_t>(found.index)];
+    require(owner.rows == RowsKind::logits, "the logits are not computed for the rows that want them");
+    return {found.index, 0, owner.width};
+}
+
+void Builder::require_no_heads(const char* what) const {
+    require(!parts_.heads, std::string(what) + " among the operations of heads");
+}
+
 template <typename T>
 void Builder::add_op(T op) {
-    parts_.ops.push_back(std::make_unique<T>(std::move(op)));
+    (parts_.heads ? parts_.heads->ops : parts_.ops).push_back(std::make_unique<T>(std::move(op)));
 }
 
 }  // namespace optimc

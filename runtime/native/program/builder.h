@@ -71,8 +71,14 @@ class Builder {
     void gather_rows(View x, View out);
     void permute(View x, int permutation, View out);
 
-    // The program; the builder is spent. `logits` must be a whole float buffer of kind `logits`.
-    std::unique_ptr<Program> finish(int logits, const Kernels& kernels, int threads);
+    // Operations added from here on are the heads'. Hidden states are copied to each of `inputs` before they run; then
+    // `logits`, a whole float buffer of kind `logits`, has `count` rows for each of those. Heads neither attend nor
+    // gather rows nor know positions.
+    void begin_heads(const std::vector<View>& inputs, int logits, std::int64_t count);
+
+    // The program; the builder is spent. `logits` must be a whole float buffer of kind `logits`, `hidden` columns of
+    // one.
+    std::unique_ptr<Program> finish(int logits, std::optional<View> hidden, const Kernels& kernels, int threads);
 
   private:
     struct BufferRef {
@@ -104,6 +110,9 @@ class Builder {
     int resolve_quantized(int given, std::int64_t features, RowsKind rows) const;
     // A static scale of quantized buffer `target`, as kernels take it: 0 without one.
     float fixed_scale(int target, std::optional<float> scale) const;
+    // The whole of a float buffer of kind `logits`.
+    View answer(int given) const;
+    void require_no_heads(const char* what) const;
     template <typename T>
     void add_op(T op);
 

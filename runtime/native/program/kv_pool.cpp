@@ -51,4 +51,14 @@ void KvPool::move(std::span<const std::int64_t> source, std::span<const std::int
     for (const KvLayer& layer : layers_) kv_move(layer, source.data(), target.data(), count, scratch.get());
 }
 
+std::vector<std::byte> KvPool::read_slot(std::int64_t slot) const {
+    std::vector<std::byte> bytes;
+    for (const KvLayer& layer : layers_) {
+        const std::size_t begin = bytes.size();
+        bytes.resize(begin + kv_slot_bytes(layer));
+        kv_read_slot(layer, slot, bytes.data() + begin);
+    }
+    return bytes;
+}
+
 }  // namespace optimc

@@ -1,6 +1,7 @@
 // The paged KV cache of all layers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -39,6 +40,9 @@ class KvPool {
 
     // Copy slots in every layer, as if all were read before any is written.
     void move(std::span<const std::int64_t> source, std::span<const std::int64_t> target);
+
+    // What one slot holds in every layer, one after another.
+    std::vector<std::byte> read_slot(std::int64_t slot) const;
 
   private:
     std::vector<KvLayer> layers_;

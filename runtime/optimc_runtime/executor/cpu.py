@@ -13,6 +13,7 @@ from optimc_runtime import _native
 from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.cores import usable_cores
 from optimc_runtime.executor.cpu_assembly import assemble, kv_layers
+from optimc_runtime.executor.heads import checked_heads, draft_vocab
 from optimc_runtime.executor.pool_memory import check_pool_memory
 
 BACKEND = "cpu"
@@ -53,8 +54,9 @@ class CpuExecutor:
             raise PlanTargetError(f"{plan.path}: {error}") from error
         memory = manifest.limits.kv_memory_bytes if kv_memory_bytes is None else kv_memory_bytes
         num_blocks = check_pool_memory(plan.path, memory, bytes_per_block, kv.block_size)
-        self._path = plan.path
-        self._heads = None if program.heads is None else manifest.medusa
+        self._answers_hidden = program.hidden is not None
+        self._heads = checked_heads(plan, has_program=program.heads is not None)
+        self._draft_vocab = draft_vocab(plan, self._heads)
         self._pool = KvPoolInfo(num_blocks, kv.block_size, bytes_per_block)
         self._program = assemble(plan, program, num_blocks=num_blocks, threads=threads, instruction_set=instruction_set)
 
@@ -88,7 +90,7 @@ class CpuExecutor:
             )
         except ValueError as error:
             raise EngineError(f"step of {len(plan.tokens)} tokens: {error}") from error
-        return StepResult(logits)
+        return StepResult(logits, self._program.hidden() if self._answers_hidden else None)
 
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Copy K/V rows between slots, as if all were read before any is written.
@@ -101,9 +103,17 @@ class CpuExecutor:
             raise EngineError(f"move of {len(src_slots)} slots: {error}") from error
 
     def draft(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> DraftCandidates:
-        """Evaluate the plan's heads. Raises EngineError: there are none."""
-        what = f"{top} candidates for {len(tokens)} of {len(hidden)} rows"
-        raise EngineError(f"{self._path}: the plan has no Medusa heads to draft {what}")
+        """Evaluate the heads for N rows: `hidden` [N, d] as `execute` gave it, `tokens` [N] sampled from them.
+
+        Raises EngineError if there are no heads or the arrays do not fit them.
+        """
+        try:
+            places, logprobs = self._program.draft(np.ascontiguousarray(hidden), tokens, top)
+        except ValueError as error:
+            raise EngineError(f"draft of {top} candidates for {len(tokens)} rows: {error}") from error
+        shape = (len(tokens), -1, top)
+        ids = places if self._draft_vocab is None else self._draft_vocab[places]
+        return DraftCandidates(ids.reshape(shape), logprobs.reshape(shape))
 
     def close(self) -> None:
         """Release the pool, the threads and the weights. The executor cannot be used afterwards, the last step's

@@ -12,6 +12,7 @@ from optimc.errors import PlanCorruptError, PlanTargetError
 from optimc.plan import KvLayout, Plan
 from optimc.plan.cpu_program import (
     Attention,
+    CpuHeads,
     CpuProgram,
     Elementwise,
     Embed,
@@ -69,11 +70,15 @@ def assemble(
     for op in program.ops:
         with _Blame(plan, f"operation '{op.name}'"):
             _add_op(builder, op, weights)
+    if program.heads is not None:
+        _add_heads(builder, plan, program.heads, program, weights)
     with _Blame(plan, "its logits"):
-        if plan.manifest.model.vocab_size != _logits_width(program):
-            raise ValueError(f"{_logits_width(program)} wide, the vocabulary has {plan.manifest.model.vocab_size}")
+        width = _logits_width(program, program.logits)
+        if plan.manifest.model.vocab_size != width:
+            raise ValueError(f"{width} wide, the vocabulary has {plan.manifest.model.vocab_size}")
         try:
-            return builder.finish(program.logits, threads=threads, instruction_set=instruction_set)
+            hidden = _optional_view(program.hidden)
+            return builder.finish(program.logits, hidden=hidden, threads=threads, instruction_set=instruction_set)
         except RuntimeError as error:
             raise PlanTargetError(f"{plan.path}: {threads} threads: {error}; ask for fewer") from error
 
@@ -103,11 +108,29 @@ class _Blame:
             ) from error
 
 
-def _logits_width(program: CpuProgram) -> int:
-    if not 0 <= program.logits < len(program.buffers):
-        raise ValueError(f"no buffer {program.logits}")
-    buffer = program.buffers[program.logits]
+def _logits_width(program: CpuProgram, logits: int) -> int:
+    if not 0 <= logits < len(program.buffers):
+        raise ValueError(f"no buffer {logits}")
+    buffer = program.buffers[logits]
     return buffer.width if isinstance(buffer, FloatBuffer) else buffer.features
+
+
+def _add_heads(
+    builder: _native.ProgramBuilder, plan: Plan, heads: CpuHeads, program: CpuProgram, weights: Mapping[str, int]
+) -> None:
+    info = plan.manifest.medusa
+    with _Blame(plan, "its heads"):
+        if info is None:
+            raise ValueError("the manifest does not describe them")
+        width = _logits_width(program, heads.logits)
+        if width != info.draft_vocab_size:
+            raise ValueError(f"their logits are {width} wide, the draft vocabulary has {info.draft_vocab_size}")
+        if any(view.width != info.hidden_size for view in heads.inputs):
+            raise ValueError(f"their inputs are not {info.hidden_size} wide, as hidden states are")
+        builder.begin_heads(inputs=[_view(view) for view in heads.inputs], logits=heads.logits, count=info.num_heads)
+    for op in heads.ops:
+        with _Blame(plan, f"operation '{op.name}' of its heads"):
+            _add_op(builder, op, weights)
 
 
 def _add_weight(builder: _native.ProgramBuilder, plan: Plan, weight: Weight) -> int:
