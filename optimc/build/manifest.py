@@ -71,6 +71,7 @@ def assemble_manifest(
     max_seq_len: int,
 ) -> Manifest:
     """Return the manifest of a build; `write_plan` adds the tensors' hashes."""
+    from optimc_passes.emit.heads_tensors import described_heads
     from optimc_passes.frontend.support import architecture
     from optimc_passes.weights import Quantized
 
@@ -104,6 +105,7 @@ def assemble_manifest(
             for name, weight in result.artifact.weights.items()
             if isinstance(weight, Quantized)
         },
+        medusa=None if result.artifact.heads is None else described_heads(result.artifact.heads),
         program=lowered.program,
         passes=result.reports,
         graph=result.graph,

@@ -58,7 +58,7 @@ def _lower_onnxruntime(artifact: Artifact, options: LoweringOptions) -> Lowered:
 
 def _lower_cpu(artifact: Artifact, options: LoweringOptions) -> Lowered:
     assert artifact.graph is not None, "lowering follows the graph stage"
-    return cpu.lower(artifact.graph, options, artifact.choices.kv, artifact.weights)
+    return cpu.lower(artifact.graph, options, artifact.choices.kv, artifact.weights, artifact.heads)
 
 
 def _registered() -> Registry[Target]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from optimc.errors import LoweringError
 from optimc.plan.cpu_program import Elementwise, Linear, Op, PermuteFeatures, View
 from optimc_passes.emit.cpu.draft import Draft
 from optimc_passes.emit.cpu.operands import writes
 
 
-def find_hidden(draft: Draft) -> View:
-    """Return the columns the output head multiplies, for the rows that need logits.
+class OutputHead(NamedTuple):
+    """The linear layer that ends the graph."""
+
+    hidden: View
+    """The columns it multiplies, of the rows that need logits."""
+    weight: str
+    """Its key."""
+    order: str | None
+    """Key of the permutation that says in which order the weight has its features."""
+
+
+def find_head(draft: Draft) -> OutputHead:
+    """Return the output head of a draft whose gathers of rows have moved, and nothing else has.
 
     Nothing but elementwise operations of one operand may lie behind the head. Raises LoweringError if the graph does
     not end in a linear layer.
@@ -25,7 +38,7 @@ def find_hidden(draft: Draft) -> View:
             f"hidden states are asked for, and the logits come from no linear layer but from {found}; leave out the "
             "pass that needs them"
         )
-    hidden = op.x
-    while isinstance(before := writers.get(hidden.buffer), PermuteFeatures) and hidden == before.out:
-        hidden = before.x
-    return hidden
+    before = writers.get(op.x.buffer)
+    if isinstance(before, PermuteFeatures) and before.out == op.x:
+        return OutputHead(before.x, op.weight, before.permutation)
+    return OutputHead(op.x, op.weight, None)

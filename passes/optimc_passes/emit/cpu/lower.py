@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from optimc.plan import KvDtype
 from optimc_passes.choices import KvChoice
-from optimc_passes.emit.cpu.find_hidden import find_hidden
+from optimc_passes.emit.cpu.find_hidden import find_head
 from optimc_passes.emit.cpu.finish import finish
 from optimc_passes.emit.cpu.fuse_gates import fuse_gates
 from optimc_passes.emit.cpu.fuse_sums import fuse_sums
+from optimc_passes.emit.cpu.heads import translate_heads
 from optimc_passes.emit.cpu.hoist_rows import hoist_rows
 from optimc_passes.emit.cpu.merge_elementwise import merge_elementwise
 from optimc_passes.emit.cpu.quantize_activations import quantize_activations, refuse_static_scales
@@ -22,8 +23,10 @@ from optimc_passes.emit.cpu.remove_dead import remove_dead
 from optimc_passes.emit.cpu.share_buffers import share_buffers
 from optimc_passes.emit.cpu.share_tied_table import share_tied_table
 from optimc_passes.emit.cpu.translate import translate
+from optimc_passes.emit.heads_tensors import draft_vocab_tensors
 from optimc_passes.emit.kv_layout import key_scale_tensors, kv_layout
 from optimc_passes.emit.lowered import Lowered, LoweringOptions
+from optimc_passes.heads.heads import Heads
 from optimc_passes.weights import Weight
 
 BACKEND = "cpu"
@@ -43,11 +46,14 @@ def lower(
     options: LoweringOptions,
     kv: Sequence[KvChoice] = (),
     weights: Mapping[str, Weight] | None = None,
+    heads: Heads | None = None,
 ) -> Lowered:
     """Lower a dialect graph with attached weights; `model` is not changed.
 
     `kv` says the cache's format layer by layer, all of them in KV_DTYPES, and `weights` holds the scales it needs;
     without it `options.kv_dtype` is that of all layers.
+
+    With `heads`, or `options.hidden`, the program also answers what its output head multiplies.
 
     Reads norm weights and scales; large tensors are packed when the plan is written, one at a time. Activations of
     products with integer weights are rounded to 8 bits unless `options.int8_activations` is False.
@@ -58,8 +64,8 @@ def lower(
     draft = translate(model)
     remove_dead(draft)
     hoist_rows(draft)
-    if options.hidden:
-        draft.hidden = find_hidden(draft)
+    head = find_head(draft) if options.hidden or heads is not None else None
+    draft.hidden = None if head is None else head.hidden
     fuse_sums(draft)
     merge_elementwise(draft)
     fuse_gates(draft)
@@ -69,8 +75,14 @@ def lower(
         refuse_static_scales(draft)
     remove_dead(draft)
     share_tied_table(draft)
+    heads_draft = None
+    if heads is not None:
+        assert head is not None, "it was looked for above"
+        heads_draft = translate_heads(heads, draft, head, options)
     share_buffers(draft)
-    program, tensors = finish(draft, options.max_step_tokens)
+    program, tensors = finish(draft, options.max_step_tokens, heads_draft)
+    if heads is not None:
+        tensors += draft_vocab_tensors(heads)
     described = program.model_dump(mode="json", exclude_none=True)
     layout = kv_layout(model, options.block_size, options.kv_dtype, kv)
     return Lowered(described, [*tensors, *key_scale_tensors(layout, weights or {})], {}, layout)
