@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optimc.cli import options
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from optimc_runtime.engine import Engine
 
 
 def bench(
@@ -43,6 +46,20 @@ def bench(
     shared_prefix_tokens: Annotated[
         int, typer.Option("--shared-prefix-tokens", help="Leading tokens all prompts share.")
     ] = 0,
+    prompts_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl",
+            help='Prompts to send in turn instead of random ids, each line {"prompt"} or {"messages"}.',
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    speculation: options.Speculation = None,
+    no_speculation: options.NoSpeculation = False,
+    lossy_acceptance: options.LossyAcceptance = None,
+    typical_epsilon: options.TypicalEpsilon = None,
+    typical_delta: options.TypicalDelta = None,
     max_failure_rate: Annotated[
         float, typer.Option("--max-failure-rate", help="Exit with code 1 above this share of failed requests.")
     ] = 0.0,
@@ -57,6 +74,9 @@ def bench(
     as_json: options.Json = False,
 ) -> None:
     """Measure TTFT, TPOT and throughput in a closed loop. Warm-up is excluded, prompts are new in every run.
+
+    With --speculation, blocks with and without it run in turns on one engine; give --prompts, as what is guessed of an
+    answer to random ids means nothing. Without, tokens are not guessed ahead.
 
     TTFT: time to first token: from sending to the first chunk with content or a token, queueing included.
 
@@ -78,12 +98,26 @@ def bench(
     """
     from rich.console import Console
 
-    from optimc.cli.engine_options import load_engine
+    from optimc.cli.engine_options import load_engine, speculation_options
     from optimc.measure.bench import run_bench
     from optimc.measure.config import BenchConfig
+    from optimc.measure.speculation import bench_speculation
 
     if (plan_path is None) == (url is None):
         raise ConfigError("options", [Fault("bench", "give either a PLAN or --url")])
+    speculated = speculation_options(
+        speculation,
+        none=no_speculation,
+        default="off",
+        lossy_acceptance=lossy_acceptance,
+        typical_epsilon=typical_epsilon,
+        typical_delta=typical_delta,
+    )
+    if url is not None:
+        given = {"--prompts": prompts_file is not None, "--speculation": speculated.mode != "off"}
+        faults = [Fault(name, "needs a PLAN, not --url") for name, is_given in given.items() if is_given]
+        if faults:
+            raise ConfigError("options", faults)
     config = BenchConfig(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
@@ -92,6 +126,8 @@ def bench(
         warmup_requests=warmup_requests,
         seed=seed,
         ignore_eos=ignore_eos,
+        prompts=None if prompts_file is None else prompts_file.name,
+        temperature=temperature,
         same_prompts=same_prompts,
         shared_prefix_tokens=shared_prefix_tokens,
         max_failure_rate=max_failure_rate,
@@ -110,10 +146,15 @@ def bench(
                 prefix_cache=prefix_cache,
                 chunked_prefill=chunked_prefill,
                 inflight_batching=inflight_batching,
+                speculation=speculated,
                 trust=trust,
             )
             try:
-                result = run_bench(engine, config, progress)
+                prompts = None if prompts_file is None else _encoded(prompts_file, plan_path, engine)
+                if speculated.mode == "off":
+                    result = run_bench(engine, config, progress, prompts=prompts)
+                else:
+                    result = bench_speculation(engine, config, progress, prompts=prompts)
             finally:
                 engine.close()
     if as_json:
@@ -122,3 +163,17 @@ def bench(
         Console().print(result.table())
     if not result.ok:
         raise typer.Exit(1)
+
+
+def _encoded(path: Path, plan_path: Path, engine: Engine) -> list[list[int]]:
+    """Return the token ids of a file's prompts."""
+    from optimc.measure.prompt_file import read_prompts
+    from optimc.plan import Plan
+    from optimc_runtime.chat_template import ChatTemplate
+
+    prompts = read_prompts(path)
+    if engine.tokenizer is None:
+        raise ConfigError("options", [Fault("--prompts", "needs a tokenizer, and the plan has none")])
+    with Plan.open(plan_path) as plan:
+        template = ChatTemplate.from_plan(plan)
+    return [prompt.encode(engine.tokenizer, template) for prompt in prompts]

@@ -34,8 +34,10 @@ def run_bench(
     model: str | None = None,
     chat: bool = False,
     api_key: str | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> BenchResult:
     """Measure a started engine, or the OpenAI-compatible server at a URL (then `model`, `chat` and `api_key` apply).
+    `prompts` are token ids for an engine, sent in turn instead of random ones.
 
     Raises MeasureError when the target cannot serve such requests at all. Requests that fail are counted, not raised.
     """
@@ -44,7 +46,7 @@ def run_bench(
     if isinstance(target, str):
         driver = HttpDriver(target, clock, model=model, chat=chat, api_key=api_key)
     else:
-        driver = EngineDriver(target, clock)
+        driver = EngineDriver(target, clock, prompts=prompts)
     return asyncio.run(bench_driver(driver, config, clock, secrets.token_hex(8), progress))
 
 
@@ -139,7 +141,11 @@ def _warnings(
         )
     if source == "estimate":
         found.append("the server sends no usage: tokens are estimated as chunks")
-    if prompt is not None and (prompt.low, prompt.high) != (config.prompt_tokens, config.prompt_tokens):
+    if (
+        config.prompts is None
+        and prompt is not None
+        and (prompt.low, prompt.high) != (config.prompt_tokens, config.prompt_tokens)
+    ):
         found.append(f"asked for {config.prompt_tokens} prompt tokens, the server counted {prompt}")
     if output is not None and (output.low, output.high) != (config.output_tokens, config.output_tokens):
         found.append(f"asked for {config.output_tokens} output tokens, got {output}")

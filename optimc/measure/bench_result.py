@@ -14,6 +14,7 @@ from optimc.measure.config import BenchConfig
 from optimc.measure.exchange import TokenSource
 from optimc.measure.machine import Machine
 from optimc.measure.percentile import MIN_SAMPLES_P99, Distribution
+from optimc.measure.speculation_result import SpeculationResult
 
 DEFINITIONS = {
     "ttft_ms": "time to first token: from sending to the first chunk with content or a token, queueing included",
@@ -78,6 +79,8 @@ class BenchResult:
     """The weakest source any good request's count came from."""
     wall_s: float
     warnings: tuple[str, ...]
+    speculation: SpeculationResult | None = None
+    """What guessing ahead gained; None without it."""
 
     @property
     def num_failures(self) -> int:
@@ -111,6 +114,7 @@ class BenchResult:
             "output_tokens": _range_json(self.output_tokens),
             "token_source": self.token_source,
             "wall_s": self.wall_s,
+            "speculation": None if self.speculation is None else self.speculation.to_json(),
             "warnings": list(self.warnings),
             "measured": self.description,
             "config": self.config.to_json(),
@@ -125,9 +129,8 @@ class BenchResult:
 
     def _headline(self) -> Text:
         config = self.config
-        shape = (
-            f"{config.prompt_tokens} prompt + {config.output_tokens} output tokens, concurrency {config.concurrency}"
-        )
+        prompt = f"{config.prompt_tokens} prompt" if config.prompts is None else f"prompts of {config.prompts}"
+        shape = f"{prompt} + {config.output_tokens} output tokens, concurrency {config.concurrency}"
         text = Text(f"{self.description}: {shape}\n")
         good = self.requests - self.num_failures
         outcome = f"{self.num_failures} of {self.requests} requests failed, {good} good ({self.requests_per_s:.3g}/s)"
@@ -160,6 +163,7 @@ class BenchResult:
             ),
             ("prompt tokens", f"{self.prompt_tokens or 'unknown'}"),
             ("output tokens", f"{self.output_tokens or 'unknown'} (counted by: {self.token_source})"),
+            *(self.speculation.lines() if self.speculation is not None else ()),
             ("machine", str(self.machine)),
         ]
         return [Text(f"{name:<22}{value}") for name, value in shown]

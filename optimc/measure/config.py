@@ -24,6 +24,10 @@ class BenchConfig:
     spread over the clients. None means max(3, 1 + concurrency)."""
     seed: int = 0
     """Fixes the prompts except for their first block, which is new in every run."""
+    prompts: str | None = None
+    """Name of the file that prompts come from, whatever their lengths; None: random ids, `prompt_tokens` of them."""
+    temperature: float = 0.0
+    """0 is greedy; above it requests are sampled, each with its number as seed."""
     ignore_eos: bool = True
     """Go on past end-of-sequence tokens, so that every request makes exactly `output_tokens`."""
     same_prompts: bool = False
@@ -47,6 +51,7 @@ class BenchConfig:
             ),
             ("warmup_requests", self.warmup_requests is None or self.warmup_requests >= 0, "at least 0"),
             ("seed", self.seed >= 0, "at least 0"),
+            ("temperature", 0 <= self.temperature <= 100, "between 0 and 100"),
             (
                 "shared_prefix_tokens",
                 0 <= self.shared_prefix_tokens < max(1, self.prompt_tokens),

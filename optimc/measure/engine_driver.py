@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 from optimc.errors import MeasureError, OptimcError
 from optimc.measure.config import BenchConfig
@@ -17,9 +18,20 @@ from optimc_runtime.request import RequestOutput, SamplingParams
 class EngineDriver:
     """Sends requests to a started engine. Times are taken in the engine's thread, when a token is handed over."""
 
-    def __init__(self, engine: ServedEngine, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        clock: Clock,
+        *,
+        prompts: Sequence[Sequence[int]] | None = None,
+        speculation: str | None = None,
+    ) -> None:
+        """`prompts`: token ids sent in turn, instead of random ones. `speculation`: what requests ask of it."""
         self._engine = engine
         self._clock = clock
+        self._prompts = prompts
+        self._speculation = speculation
+        self._sent = 0
         self._config = BenchConfig()
 
     @property
@@ -30,15 +42,18 @@ class EngineDriver:
 
     async def prepare(self, config: BenchConfig, run_id: str) -> PromptSource:
         """Check lengths against the engine's limit and empty the prefix cache. Raises MeasureError."""
-        engine = self._engine
-        total = config.prompt_tokens + config.output_tokens
+        engine, given = self._engine, self._prompts
+        prompt_tokens = config.prompt_tokens if given is None else max(len(prompt) for prompt in given)
+        total = prompt_tokens + config.output_tokens
         if total > engine.max_seq_len:
             raise MeasureError(
-                f"{config.prompt_tokens} prompt + {config.output_tokens} output tokens = {total}, the plan takes "
+                f"{prompt_tokens} prompt + {config.output_tokens} output tokens = {total}, the plan takes "
                 f"{engine.max_seq_len}; ask for fewer, or rebuild with a larger limits.max_seq_len"
             )
         self._config = config
         engine.reset_prefix_cache()
+        if given is not None:
+            return lambda index: list(given[index % len(given)])
         tokens = engine.manifest.tokens
         special = {*tokens.eos, *(token for token in (tokens.bos, tokens.pad) if token is not None)}
         return IdPrompts(config, run_id, usable_ids(engine.vocab_size, special))
@@ -63,7 +78,14 @@ class EngineDriver:
                     _finish(exchange, output, now)
                     loop.call_soon_threadsafe(finished.set)
 
-        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=self._config.ignore_eos)
+        params = SamplingParams(
+            max_tokens=output_tokens,
+            temperature=self._config.temperature,
+            seed=self._sent,
+            ignore_eos=self._config.ignore_eos,
+            speculation=self._speculation,
+        )
+        self._sent += 1
         exchange.sent_s = self._clock()
         try:
             request_id = self._engine.submit(prompt, params, on_output=on_output)

@@ -39,6 +39,7 @@ from optimc_runtime.sampler import SamplingState
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.sequence import Sequence as TokenSequence
 from optimc_runtime.speculate.build_speculator import DraftModel, build_speculator, load_draft
+from optimc_runtime.speculate.cost_model import CostModel
 from optimc_runtime.speculate.profile_steps import profile_steps
 from optimc_runtime.speculate.speculator import ProposingSpeculator
 from optimc_runtime.speculate.tree import Speculator
@@ -350,6 +351,11 @@ class Engine:
         speculator = self._speculator
         if isinstance(speculator, ProposingSpeculator):
             self._call(lambda: self._profile_steps(speculator, budget_s))
+
+    @property
+    def step_costs(self) -> CostModel | None:
+        """What steps are believed to take; None without speculation."""
+        return self._speculator.cost if isinstance(self._speculator, ProposingSpeculator) else None
 
     def stats(self) -> EngineStats:
         """Return a snapshot of load and totals; requests the engine's thread has not taken in yet count as waiting."""

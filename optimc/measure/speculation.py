@@ -1,0 +1,174 @@
+"""What guessing ahead gains: the same engine with and without it, in turns, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Protocol
+
+from optimc.measure.bench import bench_driver
+from optimc.measure.bench_result import BenchResult
+from optimc.measure.config import BenchConfig
+from optimc.measure.engine_driver import EngineDriver
+from optimc.measure.served_engine import ServedEngine
+from optimc.measure.speculation_result import SpeculationResult
+from optimc.progress import Progress, no_progress
+from optimc_runtime.speculate.controller import choose
+from optimc_runtime.speculate.cost_model import CostModel
+from optimc_runtime.stats import EngineStats, ProposerStats, SpeculationStats
+
+TURNS = (True, False, False, True)
+"""Blocks with (True) and without speculation: what drifts slowly hits both alike."""
+LARGEST_BATCH = 256
+RANDOM_PROMPTS = "prompts are random ids: what is guessed of such answers says nothing about real ones; give --prompts"
+
+
+class SpeculatingEngine(ServedEngine, Protocol):
+    """An engine whose guesses can be looked at."""
+
+    @property
+    def step_costs(self) -> CostModel | None:
+        """What steps are believed to take; None without speculation."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot."""
+        ...
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Results of one side's blocks."""
+
+    results: list[BenchResult] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Mean output rate: steady where there was one, else over the whole run."""
+        rates = [result.output_tokens_per_s or result.output_tokens_per_s_whole_run or 0.0 for result in self.results]
+        return sum(rates) / len(rates)
+
+
+def bench_speculation(
+    engine: SpeculatingEngine,
+    config: BenchConfig,
+    progress: Progress = no_progress,
+    *,
+    prompts: Sequence[Sequence[int]] | None = None,
+) -> BenchResult:
+    """Measure an engine that speculates, block by block with and without; the result is that of the last block with,
+    and holds the comparison. Raises MeasureError as `run_bench` does."""
+    clock = time.perf_counter
+    with_, without = _Blocks(), _Blocks()
+    total: SpeculationStats | None = None
+    for turn, speculates in enumerate(TURNS):
+        before = engine.stats().speculation
+        driver = EngineDriver(engine, clock, prompts=prompts, speculation=None if speculates else "off")
+
+        def on_progress(done: int, of: int, label: str, turn: int = turn) -> None:
+            progress(turn * of + done, len(TURNS) * of, label)
+
+        result = asyncio.run(bench_driver(driver, config, clock, secrets.token_hex(8), on_progress))
+        (with_ if speculates else without).results.append(result)
+        after = engine.stats().speculation
+        assert before is not None, "the engine speculates"
+        assert after is not None
+        if speculates:
+            block = _combined(after, before, -1)
+            total = block if total is None else _combined(block, total, 1)
+    assert total is not None
+    comparison = summarize_speculation(
+        total,
+        engine.step_costs or CostModel(),
+        batch=config.concurrency,
+        plain_tokens_per_s=without.tokens_per_s,
+        speculative_tokens_per_s=with_.tokens_per_s,
+    )
+    last = with_.results[-1]
+    warnings = last.warnings if prompts is not None else (*last.warnings, RANDOM_PROMPTS)
+    return replace(last, speculation=comparison, warnings=warnings)
+
+
+def summarize_speculation(
+    stats: SpeculationStats,
+    cost: CostModel,
+    *,
+    batch: int,
+    plain_tokens_per_s: float,
+    speculative_tokens_per_s: float,
+) -> SpeculationResult:
+    """Return the comparison, with what the cost model makes of what was accepted."""
+    steps = stats.sequence_steps / batch
+    drafted = sum(each.drafted for each in stats.proposers.values())
+    draft_s = stats.draft_s / steps if steps else 0.0
+    rates = [
+        accepted / tried if tried else 0.0
+        for tried, accepted in zip(stats.position_drafted, stats.position_accepted, strict=True)
+    ]
+    costs = dict(stats.costs) | {batch: cost.seconds(batch, batch)}
+    rows = batch + drafted / steps if steps else float(batch)
+    ratio = (_at(costs, rows) + draft_s) / costs[batch]
+    return SpeculationResult(
+        mode=stats.mode,
+        proposers=dict(stats.proposers),
+        acceptance_by_position=tuple(rates),
+        tokens_per_step=stats.tokens_per_step,
+        draft_s_per_step=draft_s,
+        costs=tuple(sorted(costs.items())),
+        predicted_speedup=stats.tokens_per_step / ratio,
+        break_even_batch=break_even_batch(rates, cost, draft_s / batch),
+        plain_tokens_per_s=plain_tokens_per_s,
+        speculative_tokens_per_s=speculative_tokens_per_s,
+    )
+
+
+def break_even_batch(rates: Sequence[float], cost: CostModel, draft_s: float) -> int | None:
+    """Return the smallest number of sequences with which verifying guesses of these acceptance rates by position does
+    not pay; None if it pays up to LARGEST_BATCH. `draft_s`: of one sequence and step."""
+    estimates: list[float] = []
+    for rate in rates:
+        estimates.append(rate * (estimates[-1] if estimates else 1.0))
+    for batch in range(1, LARGEST_BATCH + 1):
+        merged = sorted(estimates * batch, reverse=True)
+        plain = batch / cost.seconds(batch, batch)
+        n = choose(merged, batch, 0, cost, draft_s * batch)
+        if (batch + sum(merged[:n])) / (cost.seconds(batch, batch + n) + draft_s * batch) <= plain:
+            return batch
+    return None
+
+
+def _combined(one: SpeculationStats, other: SpeculationStats, sign: int) -> SpeculationStats:
+    """Return one plus `sign` times the other, costs as in `one`."""
+
+    def add(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple([a + sign * b for a, b in zip_longest(left, right, fillvalue=0)])
+
+    return replace(
+        one,
+        proposers={
+            name: ProposerStats(
+                figures.drafted + sign * other.proposers[name].drafted,
+                figures.accepted + sign * other.proposers[name].accepted,
+                figures.trees + sign * other.proposers[name].trees,
+            )
+            for name, figures in one.proposers.items()
+        },
+        position_drafted=add(one.position_drafted, other.position_drafted),
+        position_accepted=add(one.position_accepted, other.position_accepted),
+        sequence_steps=one.sequence_steps + sign * other.sequence_steps,
+        emitted=one.emitted + sign * other.emitted,
+        draft_s=one.draft_s + sign * other.draft_s,
+    )
+
+
+def _at(costs: dict[int, float], rows: float) -> float:
+    """Return the cost between two known numbers of rows."""
+    known = sorted(costs)
+    place = min(max(bisect_left(known, rows), 1), len(known) - 1)
+    low, high = known[place - 1], known[place]
+    return costs[low] + (costs[high] - costs[low]) * (rows - low) / (high - low)
