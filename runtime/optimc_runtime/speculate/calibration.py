@@ -54,14 +54,14 @@ class Calibration:
         self._records = [[_Record() for _ in range(BINS)] for _ in range(DEPTHS)]
         self._sequences: dict[int, _Record] = {}
 
-    def estimates(self, order: int, proposal: Proposal) -> list[float]:
+    def estimates(self, order: int, proposal: Proposal, *, least: float = LEAST) -> list[float]:
         """Return for each node the probability that it is accepted, its parents included: never above its parent's. A
-        chain ends before the first node below LEAST."""
+        chain ends before the first node below `least`."""
         sequence = self._sequences.get(order)
         own = 1.0 if sequence is None else sequence.factor
         records, last = self._records, DEPTHS - 1
         if is_chain(proposal.parents):
-            return self._chain_estimates(own, proposal.confidences)
+            return self._chain_estimates(own, proposal.confidences, least)
         depths: list[int] = []
         estimates: list[float] = []
         for parent, confidence in zip(proposal.parents, proposal.confidences, strict=True):
@@ -74,7 +74,7 @@ class Calibration:
             estimates.append(estimate if parent < 0 else estimate * estimates[parent])
         return estimates
 
-    def _chain_estimates(self, own: float, confidences: list[float]) -> list[float]:
+    def _chain_estimates(self, own: float, confidences: list[float], least: float) -> list[float]:
         estimates: list[float] = []
         total = 1.0
         row = self._records[0]
@@ -83,7 +83,7 @@ class Calibration:
                 row = self._records[depth]
             estimate = confidence * row[int(confidence * (BINS - 1))].factor * own
             total *= estimate if estimate < SURE else SURE
-            if total < LEAST:
+            if total < least:
                 break
             estimates.append(total)
         return estimates

@@ -96,8 +96,8 @@ class DraftEngine:
 
     def _compute(self, copies: list[Sequence]) -> NDArray[np.float32]:
         """Compute what is known of all copies; return the logits [n, V] after the last token of each."""
-        found: list[NDArray[np.float32] | None] = [None] * len(copies)
-        while None in found:
+        found: dict[int, NDArray[np.float32]] = {}
+        while len(found) < len(copies):
             budget = self._limits.max_step_tokens
             work: list[Work] = []
             ending: list[int] = []
@@ -115,7 +115,7 @@ class DraftEngine:
                 item.sequence.num_computed += item.num_tokens
             for row, place in enumerate(ending):
                 found[place] = logits[row].copy()
-        return np.stack([row for row in found if row is not None])
+        return np.stack([found[place] for place in range(len(copies))])
 
 
 def _follow(copy: Sequence, sequence: Sequence, capacity: int) -> None:

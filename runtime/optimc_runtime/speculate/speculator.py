@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from optimc_runtime.config import SpeculationOptions
 from optimc_runtime.sequence import Sequence
-from optimc_runtime.speculate.calibration import Calibration
+from optimc_runtime.speculate.calibration import LEAST, Calibration
 from optimc_runtime.speculate.controller import PROBE_NODES, Attention, choose
 from optimc_runtime.speculate.cost_model import CostModel
 from optimc_runtime.speculate.medusa import MedusaProposer
@@ -255,18 +255,20 @@ class ProposingSpeculator:
             return
         spent_s = (perf_counter() - started_s) / len(places)
         asked.proposer.cost_s += SMOOTHING * (spent_s - asked.proposer.cost_s)
-        deepest = -1.0
+        deepest, is_vain = -1.0, True
+        least = 0.0 if asked.attention.is_probing or self._options.always else LEAST
         for place, proposal in zip(places, proposals, strict=True):
             if proposal is None:
                 continue
             if chains_only:
                 proposal = _first_path(proposal)
-            draft = _Draft(asked, proposal, asked.calibration.estimates(sequences[place].order, proposal))
-            if not draft.estimates:  # all unlikely
-                asked.calibration.fade(sequences[place].order)
-                deepest = max(deepest, 0.0)
-                continue
+            order = sequences[place].order
+            draft = _Draft(asked, proposal, asked.calibration.estimates(order, proposal, least=least))
             deepest = max(deepest, 0.0 if len(draft.estimates) < len(draft.tokens) else draft.estimates[-1])
+            if not draft.estimates:
+                asked.calibration.fade(order)
+                continue
+            is_vain = False
             other = drafts[place]
             if other is None or draft.promise >= other.promise:
                 drafts[place] = draft
@@ -274,6 +276,8 @@ class ProposingSpeculator:
                 _mix(asked.usual, draft.estimates)
         if deepest >= 0:
             asked.adapt_depth(deepest, self._options.max_nodes)
+            if is_vain:
+                self._strike(asked, len(sequences), other_rows)
 
     def _can_pay(self, asked: _Asked, num_asked: int, num_sequences: int, other_rows: int) -> bool:
         """Whether even good guesses could be worth what asking for them costs."""

@@ -1,0 +1,72 @@
+"""Another plan as a proposer: the scripted executor trips over any K/V that is stale, missing or misplaced."""
+
+import random
+
+import pytest
+
+from optimc_runtime.config import EngineConfig
+from optimc_runtime.sequence import Sequence
+from optimc_runtime.speculate.draft_engine import DraftEngine
+
+
+@pytest.fixture
+def make_draft(scripted):
+    def make(num_blocks=64, **limits):
+        manifest = scripted.manifest(**limits)
+        executor = scripted.Executor(num_blocks, manifest.kv.block_size, 64, manifest.limits)
+        draft = DraftEngine(executor, EngineConfig().resolve(manifest, executor.pool))
+        scripted.poison_on_allocate(draft._pool, executor)
+        return draft, executor
+
+    return make
+
+
+def a_sequence(order, tokens):
+    return Sequence(f"r{order}", order, tokens, 1000)
+
+
+def test_the_other_model_goes_on_greedily(make_draft, scripted):
+    draft, executor = make_draft(max_step_tokens=8)
+    one = a_sequence(0, list(range(20)))  # caught up in chunks of 8
+    other = a_sequence(1, [3, 4])
+    first, second = draft.propose([one, other], 4)
+    assert first.tokens == scripted.greedy(list(range(20)), 4)
+    assert second.tokens == scripted.greedy([3, 4], 4)
+    assert first.parents == (-1, 0, 1, 2)
+    assert all(0 < confidence <= 1 for confidence in first.confidences)
+    assert max(tokens for tokens, _, _ in executor.shapes) == 8
+
+
+def test_it_follows_whatever_was_accepted(make_draft, scripted):
+    random_ = random.Random(0)
+    draft, _ = make_draft()
+    sequences = [a_sequence(order, [order + 1, 2]) for order in range(3)]
+    for _ in range(12):
+        proposals = draft.propose(sequences, 3)
+        for sequence, proposal in zip(sequences, proposals, strict=True):
+            known = sequence.tokens[: sequence.num_tokens].tolist()
+            assert proposal.tokens == scripted.greedy(known, 3)
+            for token in proposal.tokens[: random_.randrange(4)]:
+                sequence.append(token)
+            sequence.append(random_.randrange(64))
+    draft._pool.check_integrity()
+
+
+def test_without_room_there_is_no_guess(make_draft):
+    draft, _ = make_draft(num_blocks=4)
+    first, second = a_sequence(0, list(range(9))), a_sequence(1, list(range(9)))
+    proposals = draft.propose([first, second], 2)
+    assert proposals[0] is not None
+    assert proposals[1] is None
+    draft.forget(first)
+    assert draft.propose([second], 2)[0] is not None
+    assert draft.propose([a_sequence(2, list(range(60)))], 8) == [None]
+    draft.forget(second)
+    draft._pool.check_integrity()
+    assert draft._pool.num_free == 4 - draft._pool.num_cached_idle
+
+
+def test_closing_closes_the_other_executor(make_draft):
+    draft, executor = make_draft()
+    draft.close()
+    assert executor.closed
