@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,40 +18,17 @@ from optimc.errors import EngineError, OptimcError
 from optimc_runtime.active_request import ActiveRequest
 from optimc_runtime.executor.base import Executor, StepPlan, StepResult
 from optimc_runtime.request import FinishReason, RequestId, RequestOutput, TokenLogprob
-from optimc_runtime.sampler import Sampled, SamplingState, TreeSamples, sample
+from optimc_runtime.sampler import Sampled, TreeSamples, sample
 from optimc_runtime.scheduler import Scheduler
-from optimc_runtime.sequence import Sequence as TokenSequence
-from optimc_runtime.sequence import Status
+from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.speculate.tree import DraftTree, Speculator, Verified
 from optimc_runtime.speculate.verify import accepted_moves, sample_step
 from optimc_runtime.stats import Counters, EngineStats
-from optimc_runtime.step import Step, Work, build_step
+from optimc_runtime.step import Step
+from optimc_runtime.step_batch import NO_BATCH, StepBatch, make_batch
+from optimc_runtime.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Whose work a step is, and who gets a token: kept while the scheduler hands out the same work."""
-
-    work: tuple[Work, ...]
-    requests: tuple[ActiveRequest, ...]
-    """Of `work`, in its order."""
-    num_rows: int
-    """Rows of logits the step is asked for."""
-    rows: list[int]
-    """Those of them to sample from."""
-    places: list[int]
-    """Whose they are: index into `requests`."""
-    states: list[SamplingState]
-    """How they are to be sampled."""
-    num_decodes: int
-    """Sequences that had one token to compute."""
-    wants_hidden: bool
-    """Whether one of the requests does."""
-
-
-_NO_BATCH = _Batch((), (), 0, [], [], [], 0, False)
 
 
 class _Settled(NamedTuple):
@@ -85,7 +61,7 @@ class StepLoop:
         self._on_end = on_end
         self._speculator = speculator
         self._active: dict[RequestId, ActiveRequest] = {}
-        self._batch = _NO_BATCH
+        self._batch = NO_BATCH
 
     @property
     def has_work(self) -> bool:
@@ -140,7 +116,10 @@ class StepLoop:
             self._fail_step(batch, error)
         else:
             if step.has_trees:
-                self._settle_and_deliver(step, batch, result, samples, executed_s - scheduled_s)
+                settled = self._settle(batch, samples)
+                self.scheduler.commit(step)
+                self._deliver_verified(batch, result, samples, settled)
+                self._report(batch, result, samples, settled, len(step.plan.tokens), executed_s - scheduled_s)
             else:
                 self.scheduler.commit(step)
                 self._deliver(batch, result, chosen)
@@ -148,7 +127,7 @@ class StepLoop:
                     self._keep(batch, batch.rows, result)
                     speculator.plain_step(batch.num_decodes, len(step.plan.tokens), executed_s - scheduled_s)
         if not self._active:
-            self._batch = _NO_BATCH  # nobody's request is held on to
+            self._batch = NO_BATCH  # nobody's request is held on to
         ended_s = time.monotonic()
         counters.steps += 1
         counters.last_step_s = ended_s - started_s
@@ -158,22 +137,8 @@ class StepLoop:
         counters.commit_s += ended_s - sampled_s
 
     def warm_up(self, max_tokens: int | None = None) -> None:
-        """Run a prefill and a decode step as large as the limits, the free blocks and `max_tokens` allow, so that the
-        first request does not pay for what the executor does once, or once per shape. Only free blocks are written,
-        and nothing is cached."""
-        limits, pool = self.scheduler.limits, self.scheduler.pool
-        most = limits.max_step_tokens if max_tokens is None else min(max_tokens, limits.max_step_tokens)
-        prefill = min(most, limits.max_seq_len, pool.num_free * limits.block_size)
-        decodes = min(most, limits.max_running, pool.num_free)
-        for lengths in ([prefill], [1] * decodes):
-            if sum(lengths):
-                counts = [-(-length // limits.block_size) for length in lengths]
-                blocks = pool.allocate(sum(counts))
-                assert blocks is not None
-                try:
-                    self._executor.execute(_warm_up_plan(lengths, counts, blocks, limits.block_size))
-                finally:
-                    pool.free(blocks)
+        """Run the largest prefill and decode steps once; see `warm_up`."""
+        warm_up(self._executor, self.scheduler.pool, self.scheduler.limits, max_tokens)
 
     def stats(self, not_added: int) -> EngineStats:
         """Return a snapshot, with `not_added` more requests waiting; may be called from any thread."""
@@ -204,7 +169,7 @@ class StepLoop:
         )
 
     def _draft(
-        self, sequences: list[TokenSequence], other_rows: int, most_nodes: int, chains_only: bool
+        self, sequences: list[Sequence], other_rows: int, most_nodes: int, chains_only: bool
     ) -> list[DraftTree | None] | None:
         assert self._speculator is not None
         started_s = time.monotonic()
@@ -212,26 +177,14 @@ class StepLoop:
         self.counters.draft_s += time.monotonic() - started_s
         return trees
 
-    def _batch_of(self, step: Step, now_s: float) -> _Batch:
+    def _batch_of(self, step: Step, now_s: float) -> StepBatch:
         requests = tuple([self._active[item.sequence.request_id] for item in step.work])
         for request in requests:
             if request.timings.scheduled_s is None:
                 request.mark(scheduled_s=now_s)
-        rows: list[int] = []
-        places: list[int] = []
-        states: list[SamplingState] = []
-        num_rows = num_decodes = 0
-        for place, (item, request) in enumerate(zip(step.work, requests, strict=True)):
-            num_rows += item.num_logits
-            num_decodes += item.num_tokens == 1 or item.tree is not None
-            if item.num_logits and request.sampling is not None:
-                rows.append(num_rows - 1)
-                places.append(place)
-                states.append(request.sampling)
-        wants_hidden = any(request.on_hidden is not None for request in requests)
-        return _Batch(step.work, requests, num_rows, rows, places, states, num_decodes, wants_hidden)
+        return make_batch(step.work, requests)
 
-    def _sample(self, batch: _Batch, logits: NDArray[np.float32]) -> list[Sampled | None]:
+    def _sample(self, batch: StepBatch, logits: NDArray[np.float32]) -> list[Sampled | None]:
         """Choose a token for every sequence of the step that wants one, None for the others; a request whose logits are
         unusable fails alone."""
         _check_rows(batch, logits)
@@ -260,7 +213,7 @@ class StepLoop:
             self._end(request, "error", error=error)
             return None
 
-    def _verify(self, batch: _Batch, plan: StepPlan, logits: NDArray[np.float32]) -> TreeSamples:
+    def _verify(self, batch: StepBatch, plan: StepPlan, logits: NDArray[np.float32]) -> TreeSamples:
         """Choose tokens for every sequence of a step with trees, and put what was accepted in its place; a request
         whose logits are unusable fails alone. States have accepted what was chosen."""
         assert self._speculator is not None
@@ -273,7 +226,7 @@ class StepLoop:
             self._end(batch.requests[batch.places[index]], "error", error=error)
         return samples
 
-    def _fail_step(self, batch: _Batch, error: Exception) -> None:
+    def _fail_step(self, batch: StepBatch, error: Exception) -> None:
         _log.error("step %d failed", self.counters.steps, exc_info=error)
         self.counters.failed_steps += 1
         for request in batch.requests:
@@ -281,7 +234,7 @@ class StepLoop:
                 reason = f"{type(error).__name__}: {error}"
                 self._end(request, "error", error=EngineError(f"step {self.counters.steps} failed: {reason}"))
 
-    def _deliver(self, batch: _Batch, result: StepResult, chosen: list[Sampled | None]) -> None:
+    def _deliver(self, batch: StepBatch, result: StepResult, chosen: list[Sampled | None]) -> None:
         hidden = result.hidden if batch.wants_hidden else None
         end = 0
         for item, request, choice in zip(batch.work, batch.requests, chosen, strict=True):
@@ -315,82 +268,91 @@ class StepLoop:
         self.counters.output_tokens += 1
         text, reason = request.take(choice.token_id)
         logprobs = () if choice.logprob is None else (choice.logprob,)
-        self._hand_over(request, (choice.token_id,), text, logprobs, reason)
-
-    def _hand_over(
-        self,
-        request: ActiveRequest,
-        token_ids: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprob, ...],
-        reason: FinishReason | None,
-    ) -> None:
         if reason is None:
-            request.on_output(request.output(token_ids, text, logprobs=logprobs))
+            request.on_output(request.output((choice.token_id,), text, logprobs=logprobs))
         else:
-            self._end(request, reason, token_ids, text, logprobs)
+            self._end(request, reason, (choice.token_id,), text, logprobs)
 
-    def _settle_and_deliver(
-        self, step: Step, batch: _Batch, result: StepResult, samples: TreeSamples, execute_s: float
-    ) -> None:
-        """`commit` and `_deliver` of a step with trees, of which the speculator hears too."""
-        assert self._speculator is not None
+    def _settle(self, batch: StepBatch, samples: TreeSamples) -> dict[int, _Settled]:
+        """Add what the trees gave to their sequences, each up to where its request is complete; by place."""
         settled: dict[int, _Settled] = {}
-        verified: list[Verified] = []
         for index, place in enumerate(batch.places):
-            tree, request = batch.work[place].tree, batch.requests[place]
-            if tree is None or index in samples.failures:
+            if batch.work[place].tree is None or index in samples.failures:
                 continue
+            request = batch.requests[place]
+            token_ids, texts = samples.token_ids[index], []
+            reason: FinishReason | None = None
             try:
-                done = self._settle(request, samples.token_ids[index], samples.logprobs[index])
+                for token_id in token_ids:
+                    self.counters.output_tokens += 1
+                    text, reason = request.take(token_id)
+                    texts.append(text)
+                    if reason is not None:
+                        break
             except Exception as error:
                 self._fail_delivery(request, error)
                 continue
-            settled[place] = done
-            path = [query - 1 for query in samples.paths[index]]
-            verified.append(Verified(request.sequence, tree, path, len(done.token_ids)))
-        self.scheduler.commit(step)
+            count = len(texts)
+            logprobs = samples.logprobs[index][:count]
+            settled[place] = _Settled(tuple(token_ids[:count]), "".join(texts), logprobs, reason)
+        return settled
 
-        index_of = {place: index for index, place in enumerate(batch.places)}
+    def _deliver_verified(
+        self, batch: StepBatch, result: StepResult, samples: TreeSamples, settled: dict[int, _Settled]
+    ) -> None:
+        """`_deliver` of a step with trees, whose tokens are accepted by their states, and those of trees settled."""
         hidden = result.hidden if batch.wants_hidden else None
+        index_of = {place: index for index, place in enumerate(batch.places)}
         end = 0
         for place, (item, request) in enumerate(zip(batch.work, batch.requests, strict=True)):
             start, end = end, end + item.num_logits
             sequence = request.sequence
             if sequence.status is Status.FINISHED:
                 continue
-            index = index_of.get(place, -1)
+            index = index_of.get(place)
+            tree_gave = settled.get(place)
             try:
-                if hidden is not None and request.on_hidden is not None and index >= 0:
-                    first = start if item.tree is not None else end - 1
-                    count = len(settled[place].token_ids) if item.tree is not None else 1
-                    request.on_hidden(hidden[[first, *(first + query for query in samples.paths[index])][:count]])
-                if item.tree is not None:
-                    self._hand_over(request, *settled[place])
+                if hidden is not None and request.on_hidden is not None and index is not None:
+                    rows = [end - 1]
+                    if tree_gave is not None:
+                        path = samples.paths[index][: len(tree_gave.token_ids) - 1]
+                        rows = [start, *[start + query for query in path]]
+                    request.on_hidden(hidden[rows])
+                if tree_gave is not None:
+                    token_ids, text, logprobs, reason = tree_gave
+                    if reason is None:
+                        request.on_output(request.output(token_ids, text, logprobs=logprobs))
+                    else:
+                        self._end(request, reason, token_ids, text, logprobs)
                     continue
                 if request.on_logits is not None and item.num_logits:
                     request.on_logits(sequence.num_computed - item.num_logits, result.logits[start:end])
                 if sequence.num_computed == sequence.num_tokens:
-                    self._advance(request, None if index < 0 else samples.sampled(index))
+                    self._advance(request, None if index is None else samples.sampled(index))
             except Exception as error:  # as in _deliver
                 self._fail_delivery(request, error)
+
+    def _report(
+        self,
+        batch: StepBatch,
+        result: StepResult,
+        samples: TreeSamples,
+        settled: dict[int, _Settled],
+        num_rows: int,
+        execute_s: float,
+    ) -> None:
+        """Tell the speculator what became of its trees."""
+        assert self._speculator is not None
         self._keep(batch, samples.last_rows, result)
-        self._speculator.observe(verified, batch.num_decodes, len(step.plan.tokens), execute_s)
+        verified: list[Verified] = []
+        for place, path in zip(batch.places, samples.paths, strict=True):
+            item = batch.work[place]
+            if item.tree is not None and place in settled:
+                nodes = [query - 1 for query in path]
+                verified.append(Verified(item.sequence, item.tree, nodes, len(settled[place].token_ids)))
+        self._speculator.observe(verified, batch.num_decodes, num_rows, execute_s)
 
-    def _settle(self, request: ActiveRequest, token_ids: list[int], logprobs: tuple[TokenLogprob, ...]) -> _Settled:
-        """Add what a tree gave to its sequence, up to where the request is complete."""
-        texts: list[str] = []
-        reason: FinishReason | None = None
-        for token_id in token_ids:
-            self.counters.output_tokens += 1
-            text, reason = request.take(token_id)
-            texts.append(text)
-            if reason is not None:
-                break
-        count = len(texts)
-        return _Settled(tuple(token_ids[:count]), "".join(texts), logprobs[:count], reason)
-
-    def _keep(self, batch: _Batch, rows: list[int], result: StepResult) -> None:
+    def _keep(self, batch: StepBatch, rows: list[int], result: StepResult) -> None:
         """Hand the speculator the hidden states that the newest tokens of those who go on were sampled from: `rows`
         of the sequences at `batch.places`."""
         assert self._speculator is not None
@@ -436,20 +398,6 @@ class StepLoop:
             _log.error("request %s: its last callback failed", output.request_id, exc_info=error)
 
 
-def _check_rows(batch: _Batch, logits: NDArray[np.float32]) -> None:
+def _check_rows(batch: StepBatch, logits: NDArray[np.float32]) -> None:
     if len(logits) != batch.num_rows:
         raise EngineError(f"the executor returned {len(logits)} rows of logits, {batch.num_rows} were asked for")
-
-
-def _warm_up_plan(lengths: Sequence[int], counts: Sequence[int], blocks: Sequence[int], block_size: int) -> StepPlan:
-    """A step of fresh sequences of the given lengths; sequence b owns the next counts[b] of `blocks`."""
-    table = np.zeros((len(lengths), max(counts)), np.int32)
-    work = []
-    first = 0
-    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        sequence = TokenSequence(RequestId(f"warm-up-{row}"), row, np.zeros(length, np.int64), max_output_tokens=0)
-        sequence.row = row
-        table[row, :count] = blocks[first : first + count]
-        first += count
-        work.append(Work(sequence, num_tokens=length, num_logits=1))
-    return build_step(tuple(work), table, block_size).plan

@@ -193,4 +193,4 @@ def test_after_every_step_the_pool_holds_what_plain_decoding_wrote(plan_of, spec
                 assert tokens[:count] == written[name][:count], (source, shape)
                 compared += count
         assert guessed.tokens == plain.tokens
-        assert compared > 500
+        assert compared > 300

@@ -1,0 +1,51 @@
+"""Whose work a step is, and who gets a token of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optimc_runtime.active_request import ActiveRequest
+from optimc_runtime.sampler import SamplingState
+from optimc_runtime.step import Work
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """A step's requests and how they are sampled: kept while the scheduler hands out the same work."""
+
+    work: tuple[Work, ...]
+    requests: tuple[ActiveRequest, ...]
+    """Of `work`, in its order."""
+    num_rows: int
+    """Rows of logits the step is asked for."""
+    rows: list[int]
+    """Those of them to sample from: the last of each sequence that wants a token."""
+    places: list[int]
+    """Whose they are: index into `requests`."""
+    states: list[SamplingState]
+    """How they are to be sampled."""
+    num_decodes: int
+    """Sequences that had one token to compute."""
+    wants_hidden: bool
+    """Whether one of the requests does."""
+
+
+NO_BATCH = StepBatch((), (), 0, [], [], [], 0, False)
+
+
+def make_batch(work: tuple[Work, ...], requests: tuple[ActiveRequest, ...]) -> StepBatch:
+    """Return the batch of a step's work, which is that of `requests`."""
+    rows: list[int] = []
+    places: list[int] = []
+    states: list[SamplingState] = []
+    num_rows = num_decodes = 0
+    wants_hidden = False
+    for place, (item, request) in enumerate(zip(work, requests, strict=True)):
+        num_rows += item.num_logits
+        num_decodes += item.num_tokens == 1 or item.tree is not None
+        wants_hidden = wants_hidden or request.on_hidden is not None
+        if item.num_logits and request.sampling is not None:
+            rows.append(num_rows - 1)
+            places.append(place)
+            states.append(request.sampling)
+    return StepBatch(work, requests, num_rows, rows, places, states, num_decodes, wants_hidden)
