@@ -134,7 +134,7 @@ class AutoBits(Pass[AutoBitsConfig]):
         return walk_host_bytes(artifact, streams=1).total
 
     def run(self, artifact: Artifact, context: PassContext) -> PassResult:
-        """Measure every unit in one walk through the layers, then spend the budget."""
+        """Measure every unit, layer by layer, then spend the budget."""
         from optimc_passes.quantize.sensitivity import Request, measure
 
         assert artifact.calibration is not None
@@ -176,6 +176,7 @@ class AutoBits(Pass[AutoBitsConfig]):
             layers=tuple(self._rows(units, chosen, found, artifact)),
             frontier=self._frontier(units, options, allocation),
             calibration_tokens=sum(len(row) for row in rows),
+            resumed_at=found.resumed_at,
         )
 
     def _options(self, unit: Unit, artifact: Artifact) -> tuple[Priced, ...]:

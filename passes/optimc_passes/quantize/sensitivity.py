@@ -1,39 +1,47 @@
-"""What rounding one set of layers, or one layer's cache, does to a model's predictions; all of them in one walk.
+"""What rounding one set of layers, or one layer's cache, does to a model's predictions; one decoder layer at a time.
 
-Every change under measurement is a stream of activations of its own: it leaves the model's own stream at the layer it
-changes and then goes through the layers behind, which are loaded once for all streams. At the end the predictions of
-each stream are held against the model's own.
+The model's own stream of activations is taken to the end once, for its predictions. Then, for each layer, every change
+under measurement there is a stream of activations of its own: it leaves the model's own stream at that layer, goes
+through the layers behind, which are loaded once for all streams, and what it predicts is held against the model's own
+predictions. Memory holds the streams of one layer; and what was measured of a layer is kept, so that a build that was
+killed goes on behind it.
 
 Letters: W windows of T tokens, C input features, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from optimc.errors import CalibrationError
 from optimc.plan import KvDtype
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
 from optimc_passes.choices import Scheme
+from optimc_passes.memory import return_free_memory
 from optimc_passes.quantize.kv_ranges import round_by_token
+from optimc_passes.quantize.predictions import Predictions
 from optimc_passes.quantize.rounding import nearest, output_error
 from optimc_passes.quantize.unit_options import Unit
 from optimc_passes.walk.activations import Activations, second_moment
 from optimc_passes.walk.budget import Budget
 from optimc_passes.walk.host_bytes import walk_host_bytes
-from optimc_passes.walk.layered_model import Head, LayeredModel
+from optimc_passes.walk.layered_model import LayeredModel
 from optimc_passes.walk.loaded_layer import LoadedLayer
+from optimc_passes.walk.partial import Finished, PartialWork, Resumed
 from optimc_passes.weights import Dense, Weight
 
 _PREDICTIONS = 256
 """Predictions that divergences are means over, spread over the windows: each costs a row of logits per stream."""
-_ROWS = 64
-"""Rows of logits in memory at a time."""
+_OWN, _END = "own", "end"
+"""Names of the streams that are kept: what enters the next layer, and the last layer's output."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class Sensitivity:
     kv: Sequence[Mapping[KvDtype, float]]
     """By decoder layer: KL divergence with its cache in a format."""
     predictions: int
+    resumed_at: int | None
+    """Decoder layers that an earlier build had measured; None if this one started at the first."""
 
     def divergence(self, unit: str, scheme: Scheme) -> float:
         """Return the KL divergence a unit's format costs, as predicted from the one that was measured."""
@@ -92,139 +102,165 @@ class _Measurement:
         self._rows = rows
         self._model = LayeredModel(artifact.checkpoint.config)
         self._budget = Budget.of_process(context.max_host_bytes, needed=walk_host_bytes(artifact).total)
-        self._streams: dict[tuple[str, ...], Activations] = {}
-        """Changes under way; ("unit", name) or ("kv", layer, format)."""
-        self._errors: dict[tuple[str, Scheme], float] = {}
-        self._wholes: dict[str, float] = {}
-        self._heads: dict[str, Dense] = {}
+        self._measured: dict[str, float] = {}
+        """By what `_divergence_of`, `_cache_of`, `_error_of` and `_whole_of` return."""
         by_layer: dict[str, list[Unit]] = {}
         for unit in request.units:
             by_layer.setdefault(unit.linears[0].layer.rpartition(".")[0].rpartition(".")[0], []).append(unit)
         self._units = by_layer
 
     def run(self) -> Sensitivity:
-        model = self._model
-        own = self._empty(model.hidden_size)
-        model.embed(self._weights, list(self._rows), own)
-        for index in range(model.num_layers):
-            prefix = model.layer_prefix(index)
-            self._context.progress(index, model.num_layers + 1, prefix.rstrip("."))
-            with model.loaded(index, self._weights) as layer:
-                self._measure_errors(layer, own, self._units.get(prefix.rstrip("."), []))
-                for stream in self._streams.values():
-                    self._through(layer, stream, stream)
-                for unit in self._units.get(prefix.rstrip("."), []):
-                    self._start(layer, own, unit)
-                for dtype in self._request.kv:
-                    self._start_kv(layer, own, dtype)
-                self._through(layer, own, own)
-        self._context.progress(model.num_layers, model.num_layers + 1, "predictions")
-        self._measure_head(own)
-        divergences, predictions = self._compare(own)
-        return Sensitivity(
-            {unit.name: divergences["unit", unit.name] for unit in self._request.units},
-            {unit.name: reference_scheme(self._request.schemes[unit.name]) for unit in self._request.units},
-            self._errors,
-            self._wholes,
-            [
-                {dtype: divergences["kv", str(layer), dtype] for dtype in self._request.kv}
-                for layer in range(model.num_layers if self._request.kv else 0)
-            ],
-            predictions,
-        )
+        model, context = self._model, self._context
+        steps = model.num_layers + 1
+        with ExitStack() as stack:
+            partial = stack.enter_context(PartialWork(context.partial)) if context.partial is not None else None
+            resumed = partial.load() if partial is not None else None
+            context.progress(0, steps, "predictions")
+            own, end = self._started() if resumed is None else self._loaded(resumed)
+            predictions = Predictions(
+                model, self._weights, end, _PREDICTIONS, budget=self._budget, folder=context.scratch
+            )
+            start = 0 if resumed is None else resumed.done
+            for index in range(start, model.num_layers):
+                context.progress(index, steps, model.layer_prefix(index).rstrip("."))
+                measured = self._measure_layer(index, own, predictions)
+                self._measured.update(measured)
+                if partial is not None:
+                    partial.save(index + 1, Finished(measured=measured), {_OWN: own, _END: end})
+                return_free_memory()
+            context.progress(model.num_layers, steps, model.head_name.rpartition(".")[0])
+            self._measured.update(self._measure_head(end, predictions))
+        return self._found(predictions.count, start or None)
 
-    def _measure_errors(self, layer: LoadedLayer, own: Activations, units: Sequence[Unit]) -> None:
-        """Compute what each format does to the outputs of the units of a layer, from what they read."""
+    def _started(self) -> tuple[Activations, Activations]:
+        """Return what enters the first layer, and what the last one makes of it."""
+        own, end = self._empty(self._model.hidden_size), self._empty(self._model.hidden_size)
+        self._model.embed(self._weights, list(self._rows), own)
+        source = own
+        for index in range(self._model.num_layers):
+            with self._model.loaded(index, self._weights) as layer:
+                self._through(layer, source, end)
+            source = end
+        return own, end
+
+    def _loaded(self, resumed: Resumed) -> tuple[Activations, Activations]:
+        """Return what an earlier build left, and take over what it had measured."""
+        self._measured.update(resumed.measured)
+        lengths, width = [len(row) for row in self._rows], self._model.hidden_size
+        folder, budget = self._context.scratch, self._budget
+        own, end = (
+            Activations.load(resumed.streams[name], lengths, width, budget=budget, folder=folder)
+            for name in (_OWN, _END)
+        )
+        return own, end
+
+    def _measure_layer(self, index: int, own: Activations, predictions: Predictions) -> dict[str, float]:
+        """Measure all changes of a layer; `own` enters it, and afterwards the next one."""
+        model = self._model
+        units = self._units.get(model.layer_prefix(index).rstrip("."), [])
+        with model.loaded(index, self._weights) as layer:
+            measured = self._errors(layer, own, units)
+            streams = {_divergence_of(unit): self._with_unit(layer, own, unit) for unit in units}
+            streams |= {_cache_of(index, dtype): self._with_cache(layer, own, dtype) for dtype in self._request.kv}
+            self._through(layer, own, own)
+        for later in range(index + 1, model.num_layers if streams else 0):
+            with model.loaded(later, self._weights) as layer:
+                for stream in streams.values():
+                    self._through(layer, stream, stream)
+        for name, stream in streams.items():
+            measured[name] = _finite(predictions.divergence(stream), name)
+        return measured
+
+    def _errors(self, layer: LoadedLayer, own: Activations, units: Sequence[Unit]) -> dict[str, float]:
+        """Return what each format does to the outputs of the units of a layer, from what they read."""
         by_linear = {linear.name: unit for unit in units for linear in unit.linears}
         reads = {
             stage.name: next((by_linear[linear.name] for linear in stage.linears if linear.name in by_linear), None)
             for stage in self._model.stages(layer.index)
         }
+        errors: dict[str, float] = {}
         read = self._each(layer.attention_input, own)
-        self._errors_of(reads["attention_in"], layer.weight, read)
+        errors |= self._errors_of(reads["attention_in"], layer.weight, read)
         read = self._each(layer.attention_context, read)
-        self._errors_of(reads["attention_out"], layer.weight, read)
+        errors |= self._errors_of(reads["attention_out"], layer.weight, read)
         attention = self._each(layer.attention_output, read)
         read = self._each(layer.mlp_input, own, attention)
-        self._errors_of(reads["mlp_in"], layer.weight, read)
+        errors |= self._errors_of(reads["mlp_in"], layer.weight, read)
         read = self._each(layer.mlp_context, read)
-        self._errors_of(reads["mlp_out"], layer.weight, read)
+        return errors | self._errors_of(reads["mlp_out"], layer.weight, read)
 
-    def _errors_of(self, unit: Unit | None, weight: Callable[[str], NDArray[np.float32]], read: Activations) -> None:
+    def _errors_of(
+        self, unit: Unit | None, weight: Callable[[str], NDArray[np.float32]], read: Activations
+    ) -> dict[str, float]:
         if unit is None:
-            return
+            return {}
         moment = second_moment(read)
         weights = [weight(linear.name) for linear in unit.linears]
-        self._wholes[unit.name] = sum(output_error(values, moment) for values in weights)
+        errors = {_whole_of(unit): sum(output_error(values, moment) for values in weights)}
         for scheme in self._request.schemes[unit.name]:
             if scheme.bits is not None:
-                self._errors[unit.name, scheme] = sum(
+                errors[_error_of(unit, scheme)] = sum(
                     output_error(_rounded(values, scheme) - values, moment) for values in weights
                 )
+        return {name: _finite(error, name) for name, error in errors.items()}
 
-    def _start(self, layer: LoadedLayer, own: Activations, unit: Unit) -> None:
-        """Let a stream leave the model's own with one unit rounded."""
+    def _with_unit(self, layer: LoadedLayer, own: Activations, unit: Unit) -> Activations:
+        """Return what a layer makes of the model's own stream with one unit rounded."""
         scheme = reference_scheme(self._request.schemes[unit.name])
         before = {linear.name: np.array(layer.weight(linear.name)) for linear in unit.linears}
         for name, values in before.items():
             layer.set_weight(name, _rounded(values, scheme))
         stream = self._empty(own.width)
         self._through(layer, own, stream)
-        self._streams["unit", unit.name] = stream
         for name, values in before.items():
             layer.set_weight(name, values)
+        return stream
 
-    def _start_kv(self, layer: LoadedLayer, own: Activations, dtype: KvDtype) -> None:
-        """Let a stream leave the model's own with one layer's keys and values rounded."""
+    def _with_cache(self, layer: LoadedLayer, own: Activations, dtype: KvDtype) -> Activations:
+        """Return what a layer makes of the model's own stream with its keys and values rounded."""
         stream = self._empty(own.width)
         self._model.attention_hook = _kv_rounding(dtype)
         try:
             self._through(layer, own, stream)
         finally:
             self._model.attention_hook = None
-        self._streams["kv", str(layer.index), dtype] = stream
+        return stream
 
-    def _measure_head(self, own: Activations) -> None:
-        """Round the head, if it is asked for: its stream is the model's own."""
+    def _measure_head(self, end: Activations, predictions: Predictions) -> dict[str, float]:
+        """Measure the head rounded, if it is asked for: its stream is the model's own."""
         unit = next((unit for unit in self._request.units if unit.linears[0].is_head), None)
         if unit is None:
-            return
-        read = self._empty(own.width)
-        self._model.normed(self._weights, own, read)
+            return {}
+        read = self._empty(end.width)
+        self._model.normed(self._weights, end, read)
         current = self._model.head_weight(self._weights)
         assert isinstance(current, Dense), "requires refuses what is quantized already"
         values = current.read().astype(np.float32)
-        self._errors_of(unit, lambda _name: values, read)
-        rounded = _rounded(values, reference_scheme(self._request.schemes[unit.name]))
-        self._heads[unit.name] = Dense.of(rounded)
-        self._streams["unit", unit.name] = own
+        measured = self._errors_of(unit, lambda _name: values, read)
+        rounded = Dense.of(_rounded(values, reference_scheme(self._request.schemes[unit.name])))
+        overlaid: dict[str, Weight] = {**self._weights, self._model.head_name: rounded}
+        name = _divergence_of(unit)
+        return measured | {name: _finite(predictions.divergence(end, self._model.head(overlaid)), name)}
 
-    def _compare(self, own: Activations) -> tuple[dict[tuple[str, ...], float], int]:
-        """Return every stream's KL divergence from the model's own predictions, and how many they are means over."""
-        head = self._model.head(self._weights)
-        heads: dict[str, Head] = {}
-        for name, weight in self._heads.items():
-            overlaid: dict[str, Weight] = {**self._weights, self._model.head_name: weight}
-            heads[name] = self._model.head(overlaid)
-        total = dict.fromkeys(self._streams, 0.0)
-        predictions = 0
-        for window, picked in self._picked():
-            log_p = _log_softmax(head, own.window(window)[picked])
-            p = log_p.exp()
-            predictions += len(picked)
-            for key, stream in self._streams.items():
-                log_q = _log_softmax(heads.get(key[-1], head), stream.window(window)[picked])
-                total[key] += max(float((p * (log_p - log_q)).sum(dtype=torch.float64)), 0.0)
-        return {key: kl / max(predictions, 1) for key, kl in total.items()}, predictions
-
-    def _picked(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Yield windows and places in them whose predictions are compared, evenly spread."""
-        places = sum(len(row) for row in self._rows)
-        step = max(places // _PREDICTIONS, 1)
-        for window, row in enumerate(self._rows):
-            picked = np.arange(step - 1, len(row), step)
-            for start in range(0, len(picked), _ROWS):
-                yield window, picked[start : start + _ROWS]
+    def _found(self, predictions: int, resumed_at: int | None) -> Sensitivity:
+        request, measured = self._request, self._measured
+        return Sensitivity(
+            {unit.name: measured[_divergence_of(unit)] for unit in request.units},
+            {unit.name: reference_scheme(request.schemes[unit.name]) for unit in request.units},
+            {
+                (unit.name, scheme): measured[_error_of(unit, scheme)]
+                for unit in request.units
+                for scheme in request.schemes[unit.name]
+                if scheme.bits is not None
+            },
+            {unit.name: measured[_whole_of(unit)] for unit in request.units},
+            [
+                {dtype: measured[_cache_of(layer, dtype)] for dtype in request.kv}
+                for layer in range(self._model.num_layers if request.kv else 0)
+            ],
+            predictions,
+            resumed_at,
+        )
 
     def _through(self, layer: LoadedLayer, source: Activations, out: Activations) -> None:
         for window in range(len(self._rows)):
@@ -242,6 +278,29 @@ class _Measurement:
     def _empty(self, width: int) -> Activations:
         lengths = [len(row) for row in self._rows]
         return Activations(lengths, width, budget=self._budget, folder=self._context.scratch)
+
+
+def _divergence_of(unit: Unit) -> str:
+    return f"divergence of {unit.name}"
+
+
+def _cache_of(layer: int, dtype: KvDtype) -> str:
+    return f"divergence of layer {layer}'s cache in {dtype}"
+
+
+def _error_of(unit: Unit, scheme: Scheme) -> str:
+    kind = "symmetric" if scheme.symmetric else "asymmetric"
+    return f"error of {unit.name} in {scheme.bits} bits, {kind}, group {scheme.group}"
+
+
+def _whole_of(unit: Unit) -> str:
+    return f"outputs of {unit.name}"
+
+
+def _finite(value: float, name: str) -> float:
+    if not math.isfinite(value):
+        raise CalibrationError(f"{name}: not finite on the calibration tokens")
+    return value
 
 
 def _rounded(weight: NDArray[np.float32], scheme: Scheme) -> NDArray[np.float32]:
@@ -262,7 +321,3 @@ def _kv_rounding(dtype: KvDtype) -> Callable[..., tuple[torch.Tensor, torch.Tens
         return torch.from_numpy(round_by_token(tensor.numpy(), dtype))
 
     return lambda _layer, _q, k, v: (rounded(k), rounded(v))
-
-
-def _log_softmax(head: Head, hidden: NDArray[np.float32]) -> torch.Tensor:
-    return torch.from_numpy(head.logits(np.ascontiguousarray(hidden))).log_softmax(dim=1)

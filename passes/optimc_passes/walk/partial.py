@@ -1,6 +1,7 @@
 """Work on a model's layers that survives the process: a build that was killed goes on at the layer it was in.
 
 progress.json                what is finished, with size and SHA-256 of every file; replaced as a whole
+                             and what was measured on the way
 <number>.safetensors         finished weights
 stream-<done>-<name>.f32     activations that enter the next layer
 """
@@ -36,6 +37,8 @@ class Finished:
 
     weights: dict[str, Weight] = field(default_factory=dict)
     rows: tuple[LayerReport, ...] = ()
+    measured: dict[str, float] = field(default_factory=dict)
+    """Finite numbers by names of the pass's own."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Resumed:
     """Decoder layers."""
     weights: dict[str, Weight]
     rows: tuple[LayerReport, ...]
+    measured: dict[str, float]
     streams: dict[str, Path]
     """Files that `Activations.load` reads."""
 
@@ -62,6 +66,7 @@ class PartialWork:
         self._files: dict[str, dict[str, Any]] = {}
         self._weights: dict[str, dict[str, Any]] = {}
         self._rows: list[LayerReport] = []
+        self._measured: dict[str, float] = {}
         self._streams: dict[str, str] = {}
 
     def __enter__(self) -> PartialWork:
@@ -97,7 +102,7 @@ class PartialWork:
             resumed = None
         self._remove_all_but(self._files if resumed is not None else {})
         if resumed is None:
-            self._files, self._weights, self._rows, self._streams = {}, {}, [], {}
+            self._files, self._weights, self._rows, self._measured, self._streams = {}, {}, [], {}, {}
         return resumed
 
     def save(self, done: int, finished: Finished, streams: Mapping[str, Activations]) -> None:
@@ -110,6 +115,7 @@ class PartialWork:
                 self._weights[name] = write_weight(path, weight)
                 self._note(path)
             self._rows.extend(finished.rows)
+            self._measured.update(finished.measured)
             before = list(self._streams.values())
             for name, stream in streams.items():
                 path = self._folder / f"stream-{done}-{name}.f32"
@@ -131,6 +137,7 @@ class PartialWork:
             "files": self._files,
             "weights": self._weights,
             "rows": [row.model_dump(mode="json") for row in self._rows],
+            "measured": self._measured,
             "streams": self._streams,
         }
         temporary = self._folder / f"{_PROGRESS}.tmp"
@@ -148,9 +155,10 @@ class PartialWork:
                 raise ValueError(f"{path} is not what was written")
         self._files, self._weights, self._streams = progress["files"], progress["weights"], progress["streams"]
         self._rows = [LayerReport.model_validate(row) for row in progress["rows"]]
+        self._measured = {str(name): float(value) for name, value in progress["measured"].items()}
         weights = {name: read_weight(self._folder, facts) for name, facts in self._weights.items()}
         streams = {name: self._folder / file for name, file in self._streams.items()}
-        return Resumed(int(progress["done"]), weights, tuple(self._rows), streams)
+        return Resumed(int(progress["done"]), weights, tuple(self._rows), dict(self._measured), streams)
 
     def _remove_all_but(self, files: Mapping[str, Any]) -> None:
         keep = {*files, PARTIAL_LOCK, *([_PROGRESS] if files else [])}

@@ -19,6 +19,7 @@ from optimc_passes.quantize.auto_bits import AutoBits, AutoBitsConfig
 from optimc_passes.quantize.awq import Awq, AwqConfig
 from optimc_passes.quantize.gptq import Gptq, GptqConfig
 from optimc_passes.quantize.kv_ranges import round_by_token
+from optimc_passes.quantize.predictions import Predictions
 from optimc_passes.quantize.rtn import Rtn, RtnConfig
 from optimc_passes.quantize.unit_options import priced, units_of
 from optimc_passes.weights import Dense, Quantized
@@ -236,6 +237,59 @@ def test_a_cache_measurement_is_that_of_rounded_keys_and_values(artifact_of: Any
             modeling_llama.eager_attention_forward = attention
     expected = float((exact.exp() * (exact - other)).sum(dim=-1).mean())
     assert found.kv[2]["int4"] == pytest.approx(expected, rel=0.02)
+
+
+def test_a_measurement_that_was_stopped_goes_on_behind_its_last_layer(
+    artifact_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    artifact = artifact_of(make_model())
+    options = {"average_bits": 4.0, "group_sizes": (32,), "ignore": (), "kv": {"dtypes": ("int8", "int4")}}
+    pass_ = AutoBits(AutoBitsConfig(**options))
+    measured: list[float] = []
+    plain = Predictions.divergence
+
+    def counted(self: Predictions, *args: Any) -> float:
+        measured.append(plain(self, *args))
+        return measured[-1]
+
+    def stop(done: int, _total: int, _label: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Predictions, "divergence", counted)
+    whole = pass_(artifact)
+    assert whole.report.resumed_at is None
+    all_of_them, measured[:] = list(measured), []
+    partial = tmp_path / "partial"
+    with pytest.raises(KeyboardInterrupt):
+        pass_(artifact, PassContext(progress=stop, partial=partial))
+    # Four sets of layers and two formats of the cache in each of two layers.
+    assert measured == all_of_them[:12]
+    measured.clear()
+    resumed = pass_(artifact, PassContext(partial=partial))
+    assert measured == all_of_them[12:]  # the third layer and the head
+    assert len(measured) == 7
+    assert resumed.report.resumed_at == 2
+    assert resumed.artifact.choices == whole.artifact.choices
+    assert without_times(resumed) == without_times(whole)
+
+
+def test_a_measurement_that_was_harmed_starts_over(artifact_of: Any, tmp_path: Path):
+    artifact = artifact_of(make_model())
+    pass_ = AutoBits(AutoBitsConfig(average_bits=4.0, group_sizes=(32,)))
+    partial = tmp_path / "partial"
+    whole = pass_(artifact, PassContext(partial=partial))
+    progress = partial / "progress.json"
+    written = progress.read_text()
+    assert '"divergence of model.layers.0.mlp.down_proj": 0.' in written
+    progress.write_text(written.replace('"divergence of model.layers.0.mlp.down_proj": 0.', '"divergence of x": 0.'))
+    again = pass_(artifact, PassContext(partial=partial))
+    assert again.report.resumed_at is None
+    assert without_times(again) == without_times(whole)
+
+
+def without_times(outcome: Any) -> dict[str, Any]:
+    return {**outcome.report.model_dump(), "seconds": 0, "peak_bytes": 0, "resumed_at": None}
 
 
 def test_memory_that_is_short_sends_activations_to_files_and_changes_nothing(artifact_of: Any, tmp_path: Path):

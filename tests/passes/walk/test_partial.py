@@ -31,7 +31,8 @@ def activations(value: float) -> Activations:
 def finished(layer: int, quantized: Callable[..., Quantized]) -> Finished:
     weight = quantized(np.random.default_rng(layer).standard_normal((6, 32)).astype(np.float32))
     norm = Dense.of(np.full(8, layer, np.float32))
-    return Finished({f"{layer}.weight": weight, f"{layer}.norm": norm}, (LayerReport(layer=str(layer), bits=4),))
+    rows = (LayerReport(layer=str(layer), bits=4),)
+    return Finished({f"{layer}.weight": weight, f"{layer}.norm": norm}, rows, {f"{layer}": (layer + 1) / 3})
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_finished_layers_and_the_latest_activations_are_found(folder: Path, quan
         assert resumed.done == 2
         assert [row.layer for row in resumed.rows] == ["0", "1"]
         assert set(resumed.weights) == {"0.weight", "0.norm", "1.weight", "1.norm"}
+        assert resumed.measured == {"0": 1 / 3, "1": 2 / 3}
         expected = finished(1, quantized).weights["1.weight"]
         found = resumed.weights["1.weight"]
         assert isinstance(found, Quantized)
