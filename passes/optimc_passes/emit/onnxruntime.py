@@ -22,10 +22,14 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedN
 from optimc.plan import PlanTensor
 from optimc_passes.dialect.decompose import PagedPorts, decompose_paged
 from optimc_passes.dialect.weightless import INLINE_BYTES, is_weight
+from optimc_passes.emit.heads_tensors import draft_vocab_tensors
 from optimc_passes.emit.kernel_check import check_kernels
 from optimc_passes.emit.kv_layout import kv_layout
 from optimc_passes.emit.lowered import Lowered, LoweringOptions
+from optimc_passes.emit.onnx_heads import PREFIX, heads_model
+from optimc_passes.emit.onnx_hidden import HIDDEN, add_hidden_output, find_head
 from optimc_passes.emit.transposed_linear import read_transposed_weights_in_place
+from optimc_passes.heads.heads import Heads
 from optimc_passes.load.safetensors_file import NUMPY_DTYPES
 
 BACKEND = "onnxruntime"
@@ -34,6 +38,7 @@ MINIMUM_VERSION = "1.23"
 """The first ONNX Runtime with all of opset 23 and the 8-bit fused kernel."""
 
 MODEL_TENSOR = "program/model.onnx"
+HEADS_TENSOR = "program/heads.onnx"
 
 _CONTAINER_DTYPES = {ir.DataType.from_numpy(dtype): name for name, dtype in NUMPY_DTYPES.items()}
 
@@ -50,31 +55,72 @@ def check_options(options: LoweringOptions) -> dict[str, str]:
     return refused
 
 
-def lower(model: ir.Model, *, block_size: int, int8_activations: bool = False) -> Lowered:
+def lower(
+    model: ir.Model,
+    *,
+    block_size: int,
+    int8_activations: bool = False,
+    hidden: bool = False,
+    heads: Heads | None = None,
+) -> Lowered:
     """Lower a dialect graph with attached weights; `model` is not changed.
 
-    `block_size` is S, the slots per KV block. Raises LoweringError naming a node ONNX Runtime has no kernel for.
+    `block_size` is S, the slots per KV block. With `hidden`, or with `heads`, the graph also answers what its output
+    head multiplies.
+
+    Raises LoweringError naming a node ONNX Runtime has no kernel for, and for hidden states or heads where the output
+    head cannot be found.
     """
     kv = kv_layout(model, block_size, "float32")
     lowered, ports = decompose_paged(model)
-    read_transposed_weights_in_place(lowered)
-    LiftConstantsToInitializersPass(size_limit=INLINE_BYTES // 8)(lowered)
-    RemoveUnusedNodesPass()(lowered)
-    check_kernels(lowered)
-    weights = _take_weights(lowered.graph)
-    program = {
+    drafting = None
+    if hidden or heads is not None:
+        head = find_head(lowered.graph)
+        drafting = None if heads is None else heads_model(heads, lowered, head)
+        add_hidden_output(lowered, head)
+    proto, weights = _finished(lowered)
+    program: dict[str, Any] = {
         "model": MODEL_TENSOR,
-        "initializers": {
-            name: {"tensor": f"weights/{name}", "onnx_dtype": int(tensor.dtype), "shape": list(tensor.shape.numpy())}
-            for name, tensor in weights.items()
-        },
+        "initializers": _describe_weights({name: f"weights/{name}" for name in weights}, weights),
         "attention": _describe(ports),
         "int8_activations": int8_activations,
     }
-    proto = ir.to_proto(lowered).SerializeToString(deterministic=True)
     tensors = [PlanTensor.from_bytes(MODEL_TENSOR, proto)]
     tensors += [_plan_tensor(f"weights/{name}", tensor) for name, tensor in weights.items()]
+    if hidden or heads is not None:
+        program["hidden"] = HIDDEN
+    if heads is not None and drafting is not None:
+        proto, own = _finished(drafting)
+        # What the heads share with the model lies in the plan once, unless the model stores it in another form.
+        places = {name: f"weights/{name}" if weights.get(name) is own[name] else _own(name) for name in own}
+        program["heads"] = {"model": HEADS_TENSOR, "initializers": _describe_weights(places, own)}
+        tensors.append(PlanTensor.from_bytes(HEADS_TENSOR, proto))
+        tensors += [
+            _plan_tensor(place, own[name]) for name, place in places.items() if not place.startswith("weights/")
+        ]
+        tensors += draft_vocab_tensors(heads)
     return Lowered(program, tensors, {"onnxruntime": f">={MINIMUM_VERSION}"}, kv)
+
+
+def _finished(model: ir.Model) -> tuple[bytes, dict[str, ir.TensorProtocol]]:
+    """Make a graph what ONNX Runtime is to run, in place; return its bytes, and its weights by name."""
+    read_transposed_weights_in_place(model)
+    LiftConstantsToInitializersPass(size_limit=INLINE_BYTES // 8)(model)
+    RemoveUnusedNodesPass()(model)
+    check_kernels(model)
+    weights = _take_weights(model.graph)
+    return ir.to_proto(model).SerializeToString(deterministic=True), weights
+
+
+def _describe_weights(places: dict[str, str], weights: dict[str, ir.TensorProtocol]) -> dict[str, Any]:
+    return {
+        name: {"tensor": place, "onnx_dtype": int(weights[name].dtype), "shape": list(weights[name].shape.numpy())}
+        for name, place in places.items()
+    }
+
+
+def _own(name: str) -> str:
+    return name if name.startswith(PREFIX) else f"{PREFIX}{name}"
 
 
 def _describe(ports: PagedPorts) -> dict[str, Any]:

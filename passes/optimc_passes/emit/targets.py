@@ -53,7 +53,13 @@ class Target:
 def _lower_onnxruntime(artifact: Artifact, options: LoweringOptions) -> Lowered:
     assert artifact.graph is not None, "lowering follows the graph stage"
     int8_activations = bool(options.int8_activations)
-    return onnxruntime.lower(artifact.graph, block_size=options.block_size, int8_activations=int8_activations)
+    return onnxruntime.lower(
+        artifact.graph,
+        block_size=options.block_size,
+        int8_activations=int8_activations,
+        hidden=options.hidden,
+        heads=artifact.heads,
+    )
 
 
 def _lower_cpu(artifact: Artifact, options: LoweringOptions) -> Lowered:

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from optimc.errors import EngineError, MissingExtraError, PlanCorruptError, PlanTargetError
 from optimc.plan import HeadsInfo, Plan
 from optimc.plan.program_section import read_program
+from optimc_runtime import _native
 from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
 from optimc_runtime.executor.external_weights import ExternalWeight, declare_weights
-from optimc_runtime.executor.onnx_program import OnnxProgram
+from optimc_runtime.executor.heads import checked_heads, draft_vocab
+from optimc_runtime.executor.onnx_program import OnnxHeads, OnnxProgram
 from optimc_runtime.executor.pool_memory import check_pool_memory
 from optimc_runtime.executor.step_groups import Group, lay_out, split, view
 
@@ -54,8 +56,9 @@ class OnnxRuntimeExecutor:
                 f"{plan.path}: {len(manifest.kv.layers)} layers in the KV layout, "
                 f"{len(program.attention.layers)} in the program"
             )
-        self._path = plan.path
-        self._heads = None if program.heads is None else manifest.medusa
+        self._hidden = program.hidden
+        self._heads = checked_heads(plan, has_program=program.heads is not None)
+        self._draft_vocab = draft_vocab(plan, self._heads)
         self._vocab_size = manifest.model.vocab_size
         self._ports = program.attention
         self._block_size = manifest.kv.block_size
@@ -65,7 +68,10 @@ class OnnxRuntimeExecutor:
         num_blocks = check_pool_memory(plan.path, memory, bytes_per_block, self._block_size)
         self._pool_info = KvPoolInfo(num_blocks, self._block_size, bytes_per_block)
         self._null_row = num_blocks * self._block_size
-        self._session = _create_session(runtime, plan, program, threads)
+        self._session = _create_session(runtime, plan, program, program, threads)
+        self._heads_session: Any = None
+        if program.heads is not None:
+            self._heads_session = _create_session(runtime, plan, program.heads, program, threads)
         self._binding = self._session.io_binding()
         self._output_names = [output.name for output in self._session.get_outputs()]
         self._ort_value = runtime.OrtValue.ortvalue_from_numpy
@@ -89,9 +95,16 @@ class OnnxRuntimeExecutor:
         """Run one step. Raises EngineError if ONNX Runtime fails; then no block written by this step may be used."""
         assert len(plan.tokens) == plan.query_start[-1], "query_start ends at the number of tokens"
         logits = np.empty((len(plan.logits_rows), self._vocab_size), np.float32)
+        hidden: NDArray[np.float32] | None = None
         for group in split(plan):
-            logits[group.rows] = self._run(plan, group)
-        return StepResult(logits)
+            outputs = self._run(plan, group)
+            logits[group.rows] = outputs["logits"].numpy()
+            if self._hidden is not None:
+                rows = outputs[self._hidden].numpy()
+                if hidden is None:
+                    hidden = np.empty((len(logits), rows.shape[1]), np.float32)
+                hidden[group.rows] = rows
+        return StepResult(logits, hidden)
 
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Copy K/V rows between slots, as if all were read before any is written."""
@@ -99,17 +112,38 @@ class OnnxRuntimeExecutor:
             pool[dst_slots] = pool[src_slots]  # Indexing by an array copies, so reads come first.
 
     def draft(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> DraftCandidates:
-        """Evaluate the plan's heads. Raises EngineError: there are none."""
-        what = f"{top} candidates for {len(tokens)} of {len(hidden)} rows"
-        raise EngineError(f"{self._path}: the plan has no Medusa heads to draft {what}")
+        """Evaluate the heads for N rows: `hidden` [N, d] as `execute` gave it, `tokens` [N] sampled from them.
+
+        Raises EngineError if there are no heads, the arrays do not fit them, or ONNX Runtime fails.
+        """
+        info = self._heads
+        what = f"draft of {top} candidates for {len(tokens)} rows"
+        if info is None:
+            raise EngineError(f"{what}: the program has no heads")
+        if not len(tokens) or hidden.shape != (len(tokens), info.hidden_size):
+            raise EngineError(f"{what}: hidden states {list(hidden.shape)}, want a row of {info.hidden_size} for each")
+        if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+            raise EngineError(f"{what}: a token id is not in the vocabulary")
+        feeds = {"hidden": np.ascontiguousarray(hidden), "tokens": tokens}
+        try:
+            (logits,) = self._heads_session.run(["logits"], feeds if info.conditioned else {"hidden": feeds["hidden"]})
+        except Exception as error:  # ONNX Runtime's exceptions share no base of their own
+            raise EngineError(f"onnxruntime failed in a {what}: {error}") from error
+        try:
+            places, logprobs = _native.top_rows(logits.reshape(-1, info.draft_vocab_size), top)
+        except ValueError as error:
+            raise EngineError(f"{what}: {error}") from error
+        shape = (len(tokens), info.num_heads, top)
+        ids = places if self._draft_vocab is None else self._draft_vocab[places]
+        return DraftCandidates(ids.reshape(shape), logprobs.reshape(shape))
 
     def close(self) -> None:
         """Release the pool and the session. The executor cannot be used afterwards."""
         self._key_pools, self._value_pools = [], []
-        self._binding = self._session = None
+        self._binding = self._session = self._heads_session = None
 
-    def _run(self, plan: StepPlan, group: Group) -> NDArray[np.float32]:
-        """Run one group, commit its K/V rows and return its logits [R, V]."""
+    def _run(self, plan: StepPlan, group: Group) -> dict[str, Any]:
+        """Run one group, commit its K/V rows and return its outputs."""
         layout = lay_out(plan, group)
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": plan.tokens[group.tokens],
@@ -126,8 +160,7 @@ class OnnxRuntimeExecutor:
         for ports, keys, values in zip(self._ports.layers, self._key_pools, self._value_pools, strict=True):
             keys[slots] = outputs[ports.step_keys].numpy()
             values[slots] = outputs[ports.step_values].numpy()
-        logits: NDArray[np.float32] = outputs["logits"].numpy()
-        return logits
+        return outputs
 
     def _call(self, inputs: dict[str, NDArray[Any]]) -> dict[str, Any]:
         """Run the graph on `inputs` and the pool; return its outputs by name."""
@@ -177,7 +210,10 @@ def _version(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _create_session(runtime: ModuleType, plan: Plan, program: OnnxProgram, threads: int | None) -> Any:
+def _create_session(
+    runtime: ModuleType, plan: Plan, graph: OnnxProgram | OnnxHeads, program: OnnxProgram, threads: int | None
+) -> Any:
+    """Return a session over one of the program's graphs."""
     path = plan.path.resolve()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or 0
@@ -189,7 +225,7 @@ def _create_session(runtime: ModuleType, plan: Plan, program: OnnxProgram, threa
         "session.qdq_matmulnbits_accuracy_level",
         _INT8_ACTIVATIONS if program.int8_activations else _FLOAT32_ACTIVATIONS,
     )
-    model = declare_weights(plan.blob(program.model), _weights(plan, program, path))
+    model = declare_weights(plan.blob(graph.model), _weights(plan, graph, path))
     try:
         session = runtime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"], disabled_optimizers=_DISABLED_OPTIMIZERS
@@ -205,9 +241,9 @@ def _create_session(runtime: ModuleType, plan: Plan, program: OnnxProgram, threa
     return session
 
 
-def _weights(plan: Plan, program: OnnxProgram, path: Path) -> list[ExternalWeight]:
+def _weights(plan: Plan, graph: OnnxProgram | OnnxHeads, path: Path) -> list[ExternalWeight]:
     weights = []
-    for name, entry in program.initializers.items():
+    for name, entry in graph.initializers.items():
         spec = plan.spec(entry.tensor)
         weights.append(ExternalWeight(name, entry.onnx_dtype, entry.shape, path.name, spec.offset, spec.nbytes))
     return weights
