@@ -27,7 +27,7 @@ TREE_OVERHEAD_S = 12e-6
 """The same for each further tree."""
 LEAST_GAIN = 0.01
 """Expected gains below this share are taken for none."""
-TIMED_STEPS = 8
+TIMED_STEPS = 16
 """Every so many steps the cost model learns."""
 FIRST_DEPTH, SHALLOWEST = 8, 4
 """Tokens asked of a proposer at first, and at least."""
@@ -106,6 +106,8 @@ class ProposingSpeculator:
         self._medusa = next((each for each in proposers if isinstance(each, MedusaProposer)), None)
         self.wants_hidden = self._medusa is not None
         self._step = 0
+        self._wakes_at = 0
+        """When the first proposer is asked again."""
         self._batch = 1
         self._drafts: dict[int, _Draft] = {}
         """By sequence order: what the step under way verifies."""
@@ -178,7 +180,7 @@ class ProposingSpeculator:
         gained_s = plain_s * bonus / num_sequences - (self.cost.seconds(num_sequences, num_rows) - plain_s + overhead_s)
         for asked in used:
             asked.attention.settle(gained_s)
-        if self._step % TIMED_STEPS == 0 and num_rows == num_sequences + nodes:
+        if self._step % (TIMED_STEPS // 4) == 0 and num_rows == num_sequences + nodes:
             self.cost.correct(num_sequences, num_rows, execute_s)
 
     def plain_step(self, num_sequences: int, num_rows: int, execute_s: float) -> None:
@@ -190,7 +192,7 @@ class ProposingSpeculator:
             self._batch = num_sequences or self._batch
             if num_rows == num_sequences:
                 self.cost.correct(num_sequences, num_rows, execute_s)
-        if self.is_idle and self._asked:
+        if self.is_idle and self._step >= self._wakes_at and self._asked:
             self._rest()
 
     def forget(self, sequence: Sequence) -> None:
@@ -365,7 +367,8 @@ class ProposingSpeculator:
     def _rest(self) -> None:
         """Be idle exactly while every proposer sleeps, and keep nothing for heads that do."""
         step = self._step
-        self.is_idle = all(asked.attention.wakes_at > step for asked in self._asked)
+        self._wakes_at = min([asked.attention.wakes_at for asked in self._asked], default=0)
+        self.is_idle = self._wakes_at > step or not self._asked
         if self._medusa is not None:
             self.wants_hidden = any(
                 asked.proposer is self._medusa and asked.attention.wakes_at <= step for asked in self._asked
