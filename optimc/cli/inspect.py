@@ -82,6 +82,8 @@ def inspect(
             console.print(f"all {len(manifest.tensors)} tensors match their SHA-256")
         if manifest.passes:
             console.print(_passes(manifest))
+        if manifest.medusa is not None:
+            _print_heads(manifest)
         if tensors:
             table = Table("tensor", "dtype", "shape", "bytes")
             for spec in plan:
@@ -133,6 +135,16 @@ def _print_layers(manifest: Manifest, as_json: bool) -> None:
             typer.echo(line)
     if not any(lines for _, lines in listed):
         typer.echo("no pass of this plan says anything about single layers")
+
+
+def _print_heads(manifest: Manifest) -> None:
+    from optimc.cli.heads_listing import heads_lines
+
+    assert manifest.medusa is not None
+    report = next((report.heads for report in manifest.passes if report.heads is not None), None)
+    typer.echo("heads")
+    for line in heads_lines(manifest.medusa, report):
+        typer.echo(f"  {line}")
 
 
 def _print_program(plan: Plan, as_json: bool) -> None:

@@ -95,7 +95,8 @@ def _normalise_passes(
             checked = config.model_validate(options)
             normal.append({"name": name, "options": checked.model_dump(mode="json")})
         except ValidationError as error:
-            faults += [_fault(detail, where, parsed, config.model_fields) for detail in error.errors()]
+            keys = [field.alias or name for name, field in config.model_fields.items()]
+            faults += [_fault(detail, where, parsed, keys) for detail in error.errors()]
         except Exception as error:
             if ":" not in name:
                 raise

@@ -62,8 +62,8 @@ def checked_config(config_type: type[ConfigT], options: Mapping[str, Any], place
     try:
         return config_type.model_validate(dict(options))
     except ValidationError as error:
+        keys = [field.alias or name for name, field in config_type.model_fields.items()]
         faults = [
-            Fault(".".join([place, *map(str, detail["loc"])]), fault_message(detail, config_type.model_fields))
-            for detail in error.errors()
+            Fault(".".join([place, *map(str, detail["loc"])]), fault_message(detail, keys)) for detail in error.errors()
         ]
         raise ConfigError("passes", faults) from error

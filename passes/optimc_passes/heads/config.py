@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from optimc_passes.base import PassConfig
 
@@ -25,9 +25,12 @@ class HeadsData(PassConfig):
     prose_tokens: int = Field(default=100_000, ge=0, le=1 << 28)
     """Tokens that continue openings of the calibration text."""
     temperature: float = Field(default=0.7, ge=0, le=2)
-    """Of answers and continuations. Take what the model will be asked with; 0 is greedy."""
+    """Of answers and continuations that are drawn."""
     top_p: float = Field(default=0.9, gt=0, le=1)
     """Of answers and continuations."""
+    greedy: float = Field(default=0.5, ge=0, le=1)
+    """Share of answers and continuations that take the likeliest token each time. Mix what the model will be asked
+    for."""
     max_tokens: int = Field(default=256, ge=16, le=1 << 16)
     """Longest answer and continuation."""
 
@@ -35,7 +38,10 @@ class HeadsData(PassConfig):
 class MedusaConfig(PassConfig):
     """How heads are made: trained here, or taken over with `from`."""
 
-    heads: int = Field(default=4, ge=1, le=8)
+    # `from` is no name for a field.
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    heads: int = Field(default=3, ge=1, le=8)
     """Heads; head k guesses the token k places after the next one."""
     blocks: int = Field(default=1, ge=1, le=4)
     """Residual blocks of each head."""
@@ -44,18 +50,18 @@ class MedusaConfig(PassConfig):
     matrix."""
     projection: Literal["shared", "own"] = "shared"
     """Whether heads use the model's own output head or train one each."""
-    draft_vocab: int | Literal["all"] = 8192
+    draft_vocab: int | Literal["all"] = 6144
     """Tokens that heads can guess: the most frequent ones of the text they are trained on. Fewer cost less at every
     step."""
     data: HeadsData = HeadsData()
     """The text that heads are trained on."""
-    minutes: float = Field(default=20.0, gt=0, le=1 << 16)
+    minutes: float = Field(default=18.0, gt=0, le=1 << 16)
     """Most minutes of training; sampling and measuring come on top."""
-    epochs: float = Field(default=6.0, gt=0, le=1000)
+    epochs: float = Field(default=8.0, gt=0, le=1000)
     """Times the text is gone through, if the minutes suffice."""
     batch_tokens: int = Field(default=512, ge=16, le=1 << 16)
     """Positions of a training step."""
-    learning_rate: float = Field(default=1e-3, gt=0, le=1)
+    learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """At its peak; it falls to 0 along a cosine."""
     heldout: float = Field(default=0.05, ge=0.01, le=0.5)
     """Share of conversations and continuations that are not trained on: accuracies are measured on them."""
@@ -87,17 +93,16 @@ class MedusaConfig(PassConfig):
             return chain_length(self.tree) or 0
         return max(len(node) for node in self.tree)
 
-    def as_written(self) -> dict[str, Any]:
-        """Return the options under the names that recipes use."""
-        return self.model_dump(mode="json", by_alias=True)
-
     def _draft_vocab_faults(self) -> list[str]:
         if self.draft_vocab == "all" or self.draft_vocab >= 32:
             return []
         return [f"draft_vocab: {self.draft_vocab} tokens are too few to guess from; want at least 32, or all"]
 
     def _from_faults(self) -> list[str]:
-        others = sorted(self.model_fields_set - _WITH_FROM)
+        # By value: recipes write defaults out before passes see them.
+        fields = type(self).model_fields.items()
+        others = sorted(name for name, field in fields if getattr(self, name) != field.default)
+        others = [name for name in others if name not in _WITH_FROM]
         if self.from_ is None or not others:
             return []
         return [f"from: heads are taken over as they are; leave out {', '.join(others)}"]

@@ -17,7 +17,6 @@ from optimc_passes.heads.sample_text import CHAT, PROSE, TextSampler, openings_o
 from optimc_passes.heads.samples import Samples, SampleStore
 from optimc_passes.heads.target_model import TargetModel
 from optimc_passes.heads.tree import timed_rows
-from optimc_passes.heads.walked_samples import walk_samples
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,8 @@ def _walk(artifact: Artifact, context: PassContext, store: SampleStore, why_not:
         raise CalibrationError(
             f"the model cannot be sampled from ({why_not}), and there is no calibration text; add a calibration section"
         )
+    from optimc_passes.heads.walked_samples import walk_samples  # which loads torch
+
     walk_samples(
         artifact, store, max_host_bytes=context.max_host_bytes, scratch=context.scratch, progress=context.progress
     )

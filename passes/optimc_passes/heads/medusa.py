@@ -25,7 +25,9 @@ from optimc_passes.heads.draft_vocab import draft_vocabulary, special_ids
 from optimc_passes.heads.gather_text import Gathered, gather
 from optimc_passes.heads.heads import DRAFT_VOCAB, SHARED_PROJECTION, Heads, block_bias, block_weight, own_projection
 from optimc_passes.heads.positions import Positions
+from optimc_passes.heads.root_embedding import root_embedding
 from optimc_passes.heads.round_heads import round_heads
+from optimc_passes.heads.samples import Samples
 from optimc_passes.heads.split import split_samples
 from optimc_passes.heads.tree import make_tree
 from optimc_passes.heads.work_folder import WorkFolder, work_folder
@@ -56,10 +58,6 @@ class Medusa(Pass[MedusaConfig]):
     def uses_calibration(self) -> bool:
         """Continuations follow calibration text; conversations need none."""
         return self.config.from_ is None and self.config.data.prose_tokens > 0
-
-    def describe_config(self) -> dict[str, object]:
-        """Return the options as recipes write them."""
-        return self.config.as_written()
 
     def result_key(self, artifact: Artifact) -> str:
         """Return the content address; of heads that are taken over, what is in their files counts."""
@@ -92,7 +90,6 @@ class Medusa(Pass[MedusaConfig]):
 
         from optimc_passes.heads.batches import Segments
         from optimc_passes.heads.trainer import Targets, Trainer, places_of
-        from optimc_passes.heads.walked_samples import embedding_table
 
         config = self.config
         gathered = gather(artifact, context, folder.path, config.data, config.seed)
@@ -103,16 +100,16 @@ class Medusa(Pass[MedusaConfig]):
             raise CalibrationError(
                 "there is no text to train on: the model ended every answer at once; give other data"
             )
-        table = embedding_table(artifact, context.max_host_bytes, context.scratch)
+        table = _embedding(artifact) if config.conditioned else None
         vocabulary = self._vocabulary(artifact, samples.tokens)
         head = _output_head(artifact)
         rows = np.arange(head.shape[0]) if vocabulary is None else vocabulary.astype(np.int64)
         projection = _float32(_rows(head, rows))
         targets = Targets(
             torch.from_numpy(projection),
-            torch.from_numpy(table),
+            None if table is None else torch.from_numpy(table),
+            1.0 if table is None else _relative_size(samples, table),
             places_of(vocabulary, head.shape[0]),
-            config.data.temperature,
         )
         watched = Positions(samples, split.heldout, None, _WATCHED)
         trained = Trainer(config, segments, watched, targets, context.progress).run(
@@ -141,7 +138,6 @@ class Medusa(Pass[MedusaConfig]):
 
     def _import(self, artifact: Artifact, context: PassContext, folder: WorkFolder) -> PassResult:
         from optimc_passes.heads.import_medusa import read_medusa  # type: ignore[import-untyped]
-        from optimc_passes.heads.walked_samples import embedding_table
 
         assert self.config.from_ is not None
         imported = read_medusa(Path(self.config.from_), artifact.checkpoint)
@@ -153,7 +149,7 @@ class Medusa(Pass[MedusaConfig]):
             gathered = Gathered.nothing(imported.heads.info.hidden_size)
             decisions = (*decisions, f"the heads were not measured: {error}")
         everything = tuple(range(len(gathered.samples)))
-        table = embedding_table(artifact, context.max_host_bytes, context.scratch)
+        table = _embedding(artifact) if imported.heads.info.conditioned else None
         positions = Positions(gathered.samples, everything, table, _MEASURED)
         start = time.perf_counter()
         finished, accuracies = self._finish(imported.heads, positions, artifact, gathered, context)
@@ -294,6 +290,21 @@ def _draft_seconds(heads: Heads, artifact: Artifact, costs: dict[int, float]) ->
     if heads.info.projection == "shared" and SHARED_PROJECTION not in heads.weights:
         read += _nbytes(_output_head(artifact))
     return costs[1] * (read / model + _DRAFT_OVERHEAD)
+
+
+def _embedding(artifact: Artifact) -> NDArray[np.float32]:
+    """Return every token's embedding as the graph looks it up, [V, d]."""
+    assert artifact.graph is not None, "heads follow the graph stage"
+    vocab_size = artifact.checkpoint.config.get_text_config(decoder=True).vocab_size
+    return root_embedding(artifact.graph, np.arange(vocab_size))
+
+
+def _relative_size(samples: Samples, table: NDArray[np.float32]) -> float:
+    """Return how much larger hidden states are than the embeddings of their tokens, in root mean square."""
+    rows = np.linspace(0, len(samples.tokens) - 1, min(_WATCHED, len(samples.tokens))).astype(np.int64)
+    states = float(np.square(samples.hidden[rows].astype(np.float32)).mean())
+    embedded = float(np.square(table[samples.tokens[rows]]).mean())
+    return float(np.sqrt(states / embedded)) if embedded > 0 else 1.0
 
 
 def _linears(artifact: Artifact) -> tuple[LinearWeight, ...]:

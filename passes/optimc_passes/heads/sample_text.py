@@ -30,7 +30,8 @@ _BARREN = 3
 """Rounds without a single sample after which no more are tried."""
 _KEY_TOKENS = 12
 """Turns that begin with the same tokens count as the same."""
-_TURN_TEMPERATURE = 1.0
+_TURN_TEMPERATURE = _TURN_TOP_P = 0.9
+"""Hotter, turns are gibberish in part, which nobody asks."""
 
 _Round = Callable[[int, int], bool]
 """Runs round `number` with at most `count` prompts; False if there is nothing left to ask."""
@@ -76,7 +77,7 @@ class TextSampler:
             [frame.before_user] * count,
             max_tokens=LONGEST_TURN,
             temperature=_TURN_TEMPERATURE,
-            top_p=1.0,
+            top_p=_TURN_TOP_P,
             seed=self._seed_of(CHAT, number, 0),
             stop_ids=frame.user_stop_ids,
         )
@@ -100,14 +101,17 @@ class TextSampler:
         return True
 
     def _write(self, kind: str, prompts: Sequence[Sequence[int]], seed: int, openings: Sequence[Sequence[int]]) -> None:
-        samples = self._generate(
-            prompts,
-            max_tokens=self._data.max_tokens,
-            temperature=self._data.temperature,
-            top_p=self._data.top_p,
-            seed=seed,
-            stop_ids=self._model.eos,
-        )
+        greedy = round(self._data.greedy * len(prompts))
+        samples = []
+        for some, temperature in ((prompts[:greedy], 0.0), (prompts[greedy:], self._data.temperature)):
+            samples += self._generate(
+                some,
+                max_tokens=self._data.max_tokens,
+                temperature=temperature,
+                top_p=self._data.top_p,
+                seed=seed,
+                stop_ids=self._model.eos,
+            )
         kept = [sample for sample in samples if len(sample.tokens) >= SHORTEST_SAMPLE]
         self._store.append(kind, kept, openings)
 

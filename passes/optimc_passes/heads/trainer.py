@@ -1,7 +1,8 @@
 """Training heads: their distributions over the draft vocabulary are drawn to those of the model itself.
 
 Head k reads the state a root token was sampled from, and the root's embedding; its target is what the model says k
-places later, at the temperature the text was sampled with. Where the token that came is not in the draft vocabulary the
+places later, at temperature 1. Embeddings are scaled to the size of states, or that half would learn slowly; the factor
+ends up in the matrix. Where the token that came is not in the draft vocabulary the
 position does not count: on average that weighs it by the model's mass inside. A head starts as the model's output head.
 
 Letters: N positions, K heads, d hidden size, V' draft vocabulary.
@@ -46,11 +47,12 @@ class Targets(NamedTuple):
 
     projection: Tensor
     """float32 [V', d], rows of the model's output head."""
-    embedding: Tensor
-    """float32 [V, d], as the model reads it."""
+    embedding: Tensor | None
+    """float32 [V, d], as the model reads it; None if heads do not read it."""
+    scale: float
+    """What embeddings are multiplied with, so that they are as large as states."""
     places: Tensor
     """int64 [V]: a token's place in the draft vocabulary, -1 outside."""
-    temperature: float
 
 
 class HeadParameters:
@@ -58,7 +60,7 @@ class HeadParameters:
 
     def __init__(self, config: MedusaConfig, width: int, projection: Tensor) -> None:
         heads, inputs = config.heads, 2 * width if config.conditioned else width
-        self.conditioned, self.width = config.conditioned, width
+        self.width = width
         self.first = torch.zeros(heads, width, inputs)
         """[K, d, 2d] or [K, d, d]."""
         self.more = torch.zeros(config.blocks - 1, heads, width, width)
@@ -173,8 +175,10 @@ class Trainer:
                 saved = time.monotonic()
         if state.step % every and state.step < self._steps:
             self._check(state)
+        tensors = {name: tensor.numpy() for name, tensor in self._best.items()}
+        tensors["first"][:, :, self._heads.width :] *= np.float32(self._targets.scale)
         return Trained(
-            {name: tensor.numpy() for name, tensor in self._best.items()},
+            tensors,
             state.step / self._per_epoch,
             stopped,
             first if resumed else None,
@@ -213,10 +217,10 @@ class Trainer:
     def _wanted(self, hidden: Tensor) -> Tensor:
         """Return the model's own distribution over the draft vocabulary, [N, V']."""
         logits = (hidden.to(torch.bfloat16) @ self._low.T).float()
-        return torch.softmax(logits / max(self._targets.temperature, 0.05), dim=1)
+        return torch.softmax(logits, dim=1)
 
     def _embedded(self, tokens: Tensor) -> Tensor | None:
-        return self._targets.embedding[tokens] if self._heads.conditioned else None
+        return None if self._targets.embedding is None else self._targets.embedding[tokens] * self._targets.scale
 
     @torch.no_grad()
     def _check(self, state: TrainState) -> None:

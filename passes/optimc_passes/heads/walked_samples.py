@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optimc.progress import Progress
 from optimc_passes.artifact import Artifact
@@ -14,9 +13,6 @@ from optimc_passes.heads.samples import Sample, SampleStore
 from optimc_passes.walk.activations import Activations
 from optimc_passes.walk.budget import Budget
 from optimc_passes.walk.layered_model import LayeredModel
-
-_CHUNK = 512
-"""Token ids that are looked up at a time."""
 
 
 def walk_samples(
@@ -46,16 +42,3 @@ def walk_samples(
     samples = [Sample(row[1:].astype(np.int64), hidden.window(index)[:-1]) for index, row in enumerate(rows)]
     store.append(PROSE, samples)
     progress(model.num_layers + 1, model.num_layers + 1, "sample")
-
-
-def embedding_table(artifact: Artifact, max_host_bytes: int | None, scratch: Path | None) -> NDArray[np.float32]:
-    """Return every token's embedding as layer 0 reads it, [V, d]."""
-    model = LayeredModel(artifact.checkpoint.config)
-    vocab_size = artifact.checkpoint.config.get_text_config(decoder=True).vocab_size
-    starts = range(0, vocab_size, _CHUNK)
-    rows = [np.arange(start, min(start + _CHUNK, vocab_size), dtype=np.int32) for start in starts]
-    table = Activations(
-        [len(row) for row in rows], model.hidden_size, budget=Budget.of_process(max_host_bytes), folder=scratch
-    )
-    model.embed(artifact.weights, rows, table)
-    return np.concatenate([table.window(index) for index in range(len(rows))])

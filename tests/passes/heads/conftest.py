@@ -14,6 +14,7 @@ import pytest
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
 from optimc_passes.calibrate import Calibration
+from optimc_passes.graph.attach import attach_weights
 from optimc_passes.heads.target_model import ChatFrame, OnTokens
 from optimc_passes.weights import Dense, WeightStore
 
@@ -93,6 +94,11 @@ class FakeOpener:
         yield self.opened[-1]
 
 
+@pytest.fixture(scope="session")
+def make_opener() -> type[FakeOpener]:
+    return FakeOpener
+
+
 @pytest.fixture
 def opener() -> FakeOpener:
     return FakeOpener()
@@ -108,7 +114,8 @@ def artifact(tiny_decoder) -> Artifact:
     calibration = Calibration(rows, "c" * 64, 6 * 64, "a few rows")
     checkpoint = decoder.checkpoint()
     weights = WeightStore({name: Dense.of(array) for name, array in decoder.arrays.items()})
-    return Artifact.start(checkpoint, calibration).evolve(weights=weights, graph=decoder.model)
+    graph = attach_weights(decoder.model, weights)
+    return Artifact.start(checkpoint, calibration).evolve(weights=weights, graph=graph)
 
 
 @pytest.fixture
