@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Protocol
 
-from optimc.measure.bench import bench_driver
+from optimc.measure.bench import summarize
 from optimc.measure.bench_result import BenchResult
+from optimc.measure.closed_loop import LoadRun, run_closed_loop
 from optimc.measure.config import BenchConfig
+from optimc.measure.driver import Clock
 from optimc.measure.engine_driver import EngineDriver
+from optimc.measure.exchange import Exchange
 from optimc.measure.served_engine import ServedEngine
 from optimc.measure.speculation_result import SpeculationResult
 from optimc.progress import Progress, no_progress
@@ -42,16 +45,25 @@ class SpeculatingEngine(ServedEngine, Protocol):
 
 
 @dataclass(slots=True)
-class _Blocks:
-    """Results of one side's blocks."""
+class _Side:
+    """What was measured with, or without."""
 
     results: list[BenchResult] = field(default_factory=list)
+    tokens: int = 0
+    decode_s: float = 0.0
+
+    def add(self, result: BenchResult, exchanges: Sequence[Exchange]) -> None:
+        """Take in a block's good requests: their tokens after the first, and how long those took."""
+        self.results.append(result)
+        for exchange in exchanges:
+            if exchange.succeeded and exchange.e2e_s is not None and exchange.ttft_s is not None:
+                self.tokens += exchange.output_tokens - 1
+                self.decode_s += exchange.e2e_s - exchange.ttft_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Mean output rate: steady where there was one, else over the whole run."""
-        rates = [result.output_tokens_per_s or result.output_tokens_per_s_whole_run or 0.0 for result in self.results]
-        return sum(rates) / len(rates)
+        """Tokens a client gets per second once its answer has begun."""
+        return self.tokens / self.decode_s if self.decode_s > 0 else 0.0
 
 
 def bench_speculation(
@@ -64,7 +76,7 @@ def bench_speculation(
     """Measure an engine that speculates, block by block with and without; the result is that of the last block with,
     and holds the comparison. Raises MeasureError as `run_bench` does."""
     clock = time.perf_counter
-    with_, without = _Blocks(), _Blocks()
+    with_, without = _Side(), _Side()
     total: SpeculationStats | None = None
     for turn, speculates in enumerate(TURNS):
         before = engine.stats().speculation
@@ -73,8 +85,8 @@ def bench_speculation(
         def on_progress(done: int, of: int, label: str, turn: int = turn) -> None:
             progress(turn * of + done, len(TURNS) * of, label)
 
-        result = asyncio.run(bench_driver(driver, config, clock, secrets.token_hex(8), on_progress))
-        (with_ if speculates else without).results.append(result)
+        run = asyncio.run(_run_block(driver, config, clock, on_progress))
+        (with_ if speculates else without).add(summarize(run, config, driver.description, driver.notes()), run.measured)
         after = engine.stats().speculation
         assert before is not None, "the engine speculates"
         assert after is not None
@@ -86,12 +98,21 @@ def bench_speculation(
         total,
         engine.step_costs or CostModel(),
         batch=config.concurrency,
-        plain_tokens_per_s=without.tokens_per_s,
-        speculative_tokens_per_s=with_.tokens_per_s,
+        plain_tokens_per_s=without.tokens_per_s * config.concurrency,
+        speculative_tokens_per_s=with_.tokens_per_s * config.concurrency,
     )
     last = with_.results[-1]
     warnings = last.warnings if prompts is not None else (*last.warnings, RANDOM_PROMPTS)
     return replace(last, speculation=comparison, warnings=warnings)
+
+
+async def _run_block(driver: EngineDriver, config: BenchConfig, clock: Clock, progress: Progress) -> LoadRun:
+    label = f"bench, concurrency {config.concurrency}"
+    progress(0, config.num_requests, label)
+    prompts = await driver.prepare(config, secrets.token_hex(8))
+    return await run_closed_loop(
+        driver, prompts, config, clock, lambda done: progress(done, config.num_requests, label)
+    )
 
 
 def summarize_speculation(

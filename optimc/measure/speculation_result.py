@@ -27,11 +27,13 @@ class SpeculationResult:
     break_even_batch: int | None
     """Sequences from which on guesses accepted like these do not pay; None: not known to end."""
     plain_tokens_per_s: float
+    """Tokens per second of all clients together once their answers have begun: what decoding makes, prefill apart."""
     speculative_tokens_per_s: float
+    """The same with speculation."""
 
     @property
     def observed_speedup(self) -> float:
-        """Output rate with over output rate without."""
+        """Decoding with over decoding without."""
         return self.speculative_tokens_per_s / self.plain_tokens_per_s if self.plain_tokens_per_s else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +71,10 @@ class SpeculationResult:
         ends = "not reached" if self.break_even_batch is None else f"batch {self.break_even_batch}"
         return [
             (f"speculation {self.mode}", f"{self.observed_speedup:.2f}x ({self.predicted_speedup:.2f}x predicted)"),
-            ("  with and without", f"{self.speculative_tokens_per_s:,.1f} and {self.plain_tokens_per_s:,.1f} tokens/s"),
+            (
+                "  with and without",
+                f"{self.speculative_tokens_per_s:,.1f} and {self.plain_tokens_per_s:,.1f} tokens/s decoding",
+            ),
             ("  tokens per step", f"{self.tokens_per_step:.2f}; guessing {self.draft_s_per_step * 1e3:.3f} ms"),
             ("  guesses", proposers),
             ("  accepted by position", rates or "none tried"),
