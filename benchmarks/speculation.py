@@ -77,7 +77,7 @@ def report(data: dict[str, Any]) -> str:
         "Decoding with guesses over decoding without, on one engine in turns; predicted from what was accepted and",
         "what steps cost. Accepted: shares by position.",
         "",
-        "| mode | text | temperature | batch | observed | wanted | | predicted | tokens per step | accepted | draft ms |",
+        "| mode | text | temperature | batch | observed | wanted | | predicted | tokens/step | accepted | draft ms |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for mode in sorted({cell["mode"] for cell in data["cells"].values()}):

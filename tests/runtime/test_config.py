@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from optimc.errors import ConfigError
-from optimc_runtime.config import EngineConfig
+from optimc_runtime.config import EngineConfig, SpeculationOptions
 from optimc_runtime.executor.base import KvPoolInfo
 
 
@@ -43,3 +45,19 @@ def test_limits_come_from_the_plan_narrowed_by_options_and_pool(scripted):
     assert (limits.max_seqs, limits.max_step_tokens, limits.max_seq_len) == (2, 16, 40)
     assert limits.max_request_tokens == 32
     assert EngineConfig(max_step_tokens=1).resolve(manifest, KvPoolInfo(8, 4, 1024)).max_running == 1
+
+
+def test_speculation_is_off_unless_asked_for():
+    assert EngineConfig().speculation == SpeculationOptions()
+    assert SpeculationOptions().mode == "off"
+    assert SpeculationOptions.parse("draft=a=b.plan").draft_plan == Path("a=b.plan")
+
+
+def test_all_faults_of_speculation_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        SpeculationOptions("ngram", Path("a.plan"), max_nodes=0, acceptance="some", epsilon=0, delta=float("nan"))
+    named = [fault.where for fault in caught.value.faults]
+    assert named == ["draft_plan", "max_nodes", "acceptance", "epsilon", "delta"]
+    for options in ({"mode": "draft"}, {"mode": "magic"}, {"ngram_min": 5, "ngram_max": 4}):
+        with pytest.raises(ConfigError):
+            SpeculationOptions(**options)

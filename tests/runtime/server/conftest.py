@@ -25,7 +25,7 @@ from optimc_runtime.request import (
     Usage,
 )
 from optimc_runtime.server import HttpServer, ServerOptions, build_app
-from optimc_runtime.stats import EngineStats
+from optimc_runtime.stats import EngineStats, SpeculationStats
 
 MODEL = "scripted"
 EOS = 3
@@ -107,6 +107,7 @@ class ScriptedEngine:
         self.submitted: list[Submitted] = []
         self.refuse: OptimcError | None = None
         self.submit_raises: Exception | None = None
+        self.speculation: SpeculationStats | None = None
         self._lock = threading.Lock()
 
     def submit(
@@ -148,7 +149,7 @@ class ScriptedEngine:
             running=len(self.live()), waiting=2, blocks_total=10, blocks_free=4, blocks_cached=1, blocks_used=5,
             steps=7, failed_steps=1, prompt_tokens=11, output_tokens=done, prefix_queried_tokens=100,
             prefix_hit_tokens=40, preemptions=3, finished={}, last_step_s=0.25, schedule_s=1.0, execute_s=2.0,
-            sample_s=3.0, commit_s=4.0,
+            sample_s=3.0, commit_s=4.0, draft_s=5.0, speculation=self.speculation,
         )  # fmt: skip
 
     def is_healthy(self, threshold_s: float) -> bool:

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from optimc.errors import RequestError
 from optimc_runtime.server import ServerOptions
 
 UNSUPPORTED_CHAT = {
@@ -105,3 +106,27 @@ def test_generation_defaults_that_make_no_sense_fail_at_start_all_together():
     with pytest.raises(ConfigError) as failure:
         ServerOptions(generation_defaults={"temperature": -1, "max_length": 20, "top_p": 0.9})
     assert [fault.where for fault in failure.value.faults] == ["max_length", "temperature"]
+
+
+GIVEN = ({}, None), ({"speculation": False}, "off"), ({"speculation": "ngram"}, "ngram")
+
+
+@pytest.mark.parametrize(("given", "wanted"), GIVEN)
+def test_a_request_may_say_who_guesses(served, given, wanted):
+    served.chat("hi", **given).raise_for_status()
+    served.complete("hi", **given).raise_for_status()
+    assert [entry.params.speculation for entry in served.engine.submitted] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("value", ["magic", True, 3])
+def test_nobody_else_guesses(served, error_of, value):
+    refused = served.chat("hi", speculation=value)
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == "speculation"
+
+
+def test_a_proposer_the_engine_lacks_is_the_requests_fault(served, error_of):
+    served.engine.refuse = RequestError("speculation: no proposer 'medusa'", param="speculation")
+    refused = served.chat("hi", speculation="medusa")
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == "speculation"

@@ -17,6 +17,7 @@ import pytest
 
 from optimc.errors import ConfigError
 from optimc_runtime.server import HttpServer, ServerOptions, build_app, check_address, serve
+from optimc_runtime.stats import ProposerStats, SpeculationStats
 
 
 def test_the_model_is_listed_with_its_length(served):
@@ -71,6 +72,35 @@ def test_metrics_show_the_engine_as_it_is_now(served):
     before = served.metric("optimc_output_tokens_total")
     served.chat("hi").raise_for_status()
     assert served.metric("optimc_output_tokens_total") == before + 12
+
+
+def test_metrics_show_what_guessing_brings(served):
+    assert "speculation" not in served.http.get("/metrics").text
+    assert 'phase="draft"' not in served.http.get("/metrics").text
+    served.engine.speculation = SpeculationStats(
+        mode="auto",
+        is_active=True,
+        proposers={"ngram": ProposerStats(10, 6, 4), "medusa": ProposerStats(20, 5, 9)},
+        position_drafted=(13, 7),
+        position_accepted=(8, 3),
+        sequence_steps=30,
+        emitted=41,
+        draft_s=1.5,
+        costs=((1, 0.002),),
+    )
+    for name, value in {
+        'optimc_speculation_drafted_tokens_total{proposer="ngram"}': 10,
+        'optimc_speculation_drafted_tokens_total{proposer="medusa"}': 20,
+        'optimc_speculation_accepted_tokens_total{proposer="ngram"}': 6,
+        'optimc_speculation_trees_total{proposer="medusa"}': 9,
+        'optimc_speculation_position_drafted_total{position="1"}': 13,
+        'optimc_speculation_position_accepted_total{position="2"}': 3,
+        "optimc_speculation_sequence_steps_total": 30,
+        "optimc_speculation_emitted_tokens_total": 41,
+        "optimc_speculation_active": 1,
+        'optimc_step_seconds_total{phase="draft"}': 5,
+    }.items():
+        assert served.metric(name) == value, name
 
 
 def test_metrics_count_outcomes(served, script):
