@@ -607,3 +607,111 @@ def test_guesses_stay_right_while_requests_come_and_go(make_engine, drive, specu
         assert inbox.token_ids == truth[name][: len(inbox.token_ids)]
     assert engine.stats().preemptions
     assert any(each.path for each in speculator.verified)
+
+
+def test_typical_acceptance_changes_sampled_texts_only_where_it_is_asked_for(make_engine, drive, speculation):
+    """Lossy by name: guesses of likely tokens replace draws. Greedy requests keep their text."""
+    params = {
+        "greedy": SamplingParams(max_tokens=30, temperature=0),
+        "sampled": SamplingParams(max_tokens=30, temperature=1.0, seed=3),
+    }
+    texts = {}
+    for typical in (None, (0.0, 0.0), (0.01, 1.0)):
+        speculator = None if typical is None else speculation.make("random", "26 nodes", {}, 64)
+        engine = make_engine(speculator=speculator, **WIDE)
+        if speculator is not None:
+            speculator.typical = typical
+        inboxes = {name: drive.submit(engine, [1, 2], each, request_id=name) for name, each in params.items()}
+        drive.run(engine)
+        texts[typical] = {name: inbox.token_ids for name, inbox in inboxes.items()}
+    assert texts[0.0, 0.0] == texts[None]
+    assert texts[0.01, 1.0]["greedy"] == texts[None]["greedy"]
+    assert texts[0.01, 1.0]["sampled"] != texts[None]["sampled"]
+
+
+def random_world(rng):
+    """Limits, switches and requests of any kind that fit each other."""
+    block_size = int(rng.integers(1, 7))
+    max_seq_len = int(rng.integers(20, 50))
+    chunked = bool(rng.integers(4))
+    options = {
+        "block_size": block_size,
+        "max_seq_len": max_seq_len,
+        "max_step_tokens": int(rng.integers(3, 40)) if chunked else max_seq_len,
+        "max_seqs": int(rng.integers(1, 6)),
+        "num_blocks": -(-max_seq_len // block_size) + int(rng.integers(0, 30)),
+        "config": EngineConfig(
+            prefix_cache=bool(rng.integers(2)), chunked_prefill=chunked, inflight_batching=bool(rng.integers(4))
+        ),
+    }
+    requests = []
+    shared = rng.integers(0, 64, 8).tolist()
+    for _ in range(int(rng.integers(1, 9))):
+        prompt = shared[: int(rng.integers(0, 9))] + rng.integers(0, 64, int(rng.integers(1, 10))).tolist()
+        params = SamplingParams(
+            max_tokens=int(rng.integers(1, max_seq_len - len(prompt) + 1)),
+            temperature=float(rng.choice([0.0, 0.7, 1.2])),
+            seed=int(rng.integers(1000)),
+            top_p=float(rng.choice([0.6, 1.0])),
+            frequency_penalty=float(rng.choice([0.0, 1.0])),
+            stop_token_ids=tuple(rng.integers(0, 64, int(rng.integers(0, 4))).tolist()),
+        )
+        requests.append((prompt, params))
+    return options, requests
+
+
+@pytest.mark.parametrize("first_seed", range(0, 240, 80))
+def test_any_limits_any_guesses_any_failures(make_engine, drive, speculation, first_seed):
+    """Each answer is the one of the request alone in the world, or the beginning of it if something ended it early."""
+    accepted = moved = preempted = ended_early = 0
+    for seed in range(first_seed, first_seed + 80):
+        rng = np.random.default_rng(seed)
+        options, requests = random_world(rng)
+        truth = {f"r{index}": drive.alone(prompt, params) for index, (prompt, params) in enumerate(requests)}
+        guessers = [
+            speculation.Guesser(truth, parents, 64, right, seed)
+            for parents in speculation.shapes.values()
+            for right in (None, lambda count: count % 5, lambda _: 1000)
+        ]
+        speculator = speculation.Speculator(
+            lambda _, guessers=guessers, rng=rng: (
+                guessers[int(rng.integers(len(guessers)))](_) if rng.random() < 0.8 else None
+            )
+        )
+        engine = make_engine(speculator=speculator, **options)
+        execute, move = engine.executor.execute, engine.executor.move
+
+        def perhaps(function, *arguments, rng=rng):
+            if rng.random() < 0.01:
+                raise EngineError("a bad day")
+            return function(*arguments)
+
+        engine.executor.execute = lambda plan, execute=execute: perhaps(execute, plan)
+        engine.executor.move = lambda *slots, move=move: perhaps(move, *slots)
+        inboxes, left, steps = {}, list(enumerate(requests)), 0
+        while left or engine._unfinished:
+            if left and rng.random() < 0.4:
+                index, (prompt, params) = left.pop(0)
+                inboxes[index] = drive.submit(engine, prompt, params, request_id=f"r{index}")
+            if rng.random() < 0.02:
+                engine.abort(f"r{int(rng.integers(len(requests)))}")
+            speculator.is_idle = rng.random() < 0.1
+            engine.step()
+            engine.scheduler.check_integrity()
+            steps += 1
+            assert steps < 5000
+        drive.assert_idle(engine)
+        for index, (_, params) in enumerate(requests):
+            inbox, expected = inboxes[index], truth[f"r{index}"]
+            stop = next((n for n, token in enumerate(expected) if token in params.stop_token_ids), None)
+            expected = expected if stop is None else expected[: stop + 1]
+            if inbox.reason in ("abort", "error"):
+                ended_early += 1
+                assert inbox.token_ids == expected[: len(inbox.token_ids)]
+            else:
+                assert inbox.token_ids == expected, seed
+                assert inbox.reason == ("length" if stop is None else "stop")
+        accepted += sum(len(each.path) for each in speculator.verified)
+        moved += engine.executor.num_moves
+        preempted += engine.stats().preemptions
+    assert min(accepted, moved, preempted, ended_early) > 0
