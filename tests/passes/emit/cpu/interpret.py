@@ -146,6 +146,8 @@ class Interpreter:
         with np.errstate(over="ignore"):
             for op in self.program.ops:
                 getattr(self, f"_{op.op}")(op)
+        if self.program.hidden is not None:
+            self.hidden = self._view(self.program.hidden).copy()
         logits = self._buffer(self.program.buffers[self.program.logits])
         return logits.copy()
 
@@ -359,6 +361,23 @@ def memory_faults(program: CpuProgram) -> list[str]:
             rounding += operands
         else:
             rounding = []
+    return faults + _lost_hidden(program)
+
+
+def _lost_hidden(program: CpuProgram) -> list[str]:
+    """Return where an operation writes over the hidden states, which must stay until the step has ended."""
+    if program.hidden is None:
+        return []
+    faults: list[str] = []
+    for place, op in enumerate(program.ops):
+        written = [view for view in (getattr(op, "out", None), getattr(op, "sum", None)) if view is not None]
+        quantized = None if isinstance(op, Linear) else getattr(op, "quantized", None)
+        if program.hidden in written:
+            faults = []  # what lay there before were other values
+        elif any(_meet(program, view, program.hidden) for view in written) or (
+            quantized is not None and _bytes_meet(program, quantized, program.hidden.buffer)
+        ):
+            faults.append(f"{place} {op.name}: writes over the hidden states")
     return faults
 
 
