@@ -255,8 +255,9 @@ class ProposingSpeculator:
             self._asked = [each for each in self._asked if each is not asked]
             self.wants_hidden = self.wants_hidden and asked.proposer is not self._medusa
             return
-        spent_s = (perf_counter() - started_s) / len(places)
-        asked.proposer.cost_s += SMOOTHING * (spent_s - asked.proposer.cost_s)
+        if asked.is_cheap or any(proposals):  # heads that know no hidden state yet have not been evaluated
+            spent_s = (perf_counter() - started_s) / len(places)
+            asked.proposer.cost_s += SMOOTHING * (spent_s - asked.proposer.cost_s)
         deepest, is_vain = -1.0, True
         least = 0.0 if asked.attention.is_probing or self._options.always else LEAST
         for place, proposal in zip(places, proposals, strict=True):
