@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -270,6 +273,45 @@ def test_a_measurement_that_was_stopped_goes_on_behind_its_last_layer(
     assert measured == all_of_them[12:]  # the third layer and the head
     assert len(measured) == 7
     assert resumed.report.resumed_at == 2
+    assert resumed.artifact.choices == whole.artifact.choices
+    assert without_times(resumed) == without_times(whole)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from optimc_passes.artifact import Artifact
+from optimc_passes.base import PassContext
+from optimc_passes.calibrate import Calibration
+from optimc_passes.load import load_checkpoint
+from optimc_passes.quantize.auto_bits import AutoBits, AutoBitsConfig
+
+folder, rows, partial = sys.argv[1:]
+
+def progress(done, total, label):
+    if done == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tokens = tuple(np.load(rows))
+artifact = Artifact.start(load_checkpoint(folder, cache_dir=Path(folder)), Calibration(tokens, "digest", 96, "random"))
+context = PassContext(progress=progress, partial=Path(partial))
+AutoBits(AutoBitsConfig(average_bits=4.0, group_sizes=(32,)))(artifact, context)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_measuring_leaves_what_it_had_measured(artifact_of: Any, tmp_path: Path):
+    artifact = artifact_of(make_model())
+    np.save(tmp_path / "rows.npy", np.stack(artifact.calibration.tokens))
+    partial = tmp_path / "partial"
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / "rows.npy"), str(partial)]
+    killed = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    pass_ = AutoBits(AutoBitsConfig(average_bits=4.0, group_sizes=(32,)))
+    resumed = pass_(artifact, PassContext(partial=partial))
+    assert resumed.report.resumed_at == 1
+    whole = pass_(artifact)
     assert resumed.artifact.choices == whole.artifact.choices
     assert without_times(resumed) == without_times(whole)
 
