@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc_runtime.config import SpeculationOptions
-from optimc_runtime.sequence import Sequence
+from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.speculate.calibration import LEAST, Calibration
 from optimc_runtime.speculate.controller import PROBE_NODES, Attention, choose
 from optimc_runtime.speculate.cost_model import CostModel
@@ -103,6 +103,8 @@ class ProposingSpeculator:
         self.typical = (options.epsilon, options.delta) if options.acceptance == "typical" else (0.0, 0.0)
         self._options = options
         self._asked = [_Asked(proposer, is_cheap=proposer.name == "ngram") for proposer in proposers]
+        self._known = tuple(self._asked)
+        """Those switched off included."""
         self._medusa = next((each for each in proposers if isinstance(each, MedusaProposer)), None)
         self.wants_hidden = self._medusa is not None
         self._step = 0
@@ -122,7 +124,7 @@ class ProposingSpeculator:
     @property
     def names(self) -> tuple[ProposerName, ...]:
         """The proposers there are."""
-        return tuple([each.name for each in self._asked])
+        return tuple([each.name for each in self._known])
 
     def draft(
         self, sequences: list[Sequence], other_rows: int, most_nodes: int, chains_only: bool
@@ -154,24 +156,19 @@ class ProposingSpeculator:
         used: list[_Asked] = []
         bonus = nodes = 0
         for result in verified:
-            order, tree = result.sequence.order, result.tree
-            draft = self._drafts.get(order)
-            asked = (
-                draft.asked if draft is not None else next((a for a in self._asked if a.name == tree.proposer), None)
-            )
-            num_nodes = len(tree.tokens)
-            nodes += num_nodes
-            emitted = min(len(result.path), result.num_emitted)
-            bonus += result.num_emitted - 1
-            self._count_positions(tree.shape.parents, result.path[:emitted])
-            if asked is None:
-                continue
-            asked.drafted += num_nodes
+            sequence, tree, path, num_emitted = result.sequence, result.tree, result.path, result.num_emitted
+            draft = self._drafts[sequence.order]
+            asked, parents = draft.asked, tree.shape.parents
+            emitted = min(len(path), num_emitted)
+            nodes += len(parents)
+            bonus += num_emitted - 1
+            self._count_positions(parents, path[:emitted])
+            asked.drafted += len(parents)
             asked.accepted += emitted
             asked.trees += 1
-            if draft is not None:
-                confidences = _confidences_of(tree, draft)
-                asked.calibration.learn(order, tree.shape.parents, confidences, result.path)
+            asked.calibration.learn(sequence.order, parents, _confidences_of(tree, draft), path)
+            if sequence.status is Status.FINISHED:
+                asked.calibration.forget(sequence.order)  # it was forgotten before this was known
             if asked not in used:
                 used.append(asked)
         self._emitted += num_sequences + bonus
@@ -197,7 +194,7 @@ class ProposingSpeculator:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a sequence that ended."""
-        for asked in self._asked:
+        for asked in self._known:
             asked.proposer.forget(sequence)
             asked.calibration.forget(sequence.order)
 
@@ -208,7 +205,7 @@ class ProposingSpeculator:
         return SpeculationStats(
             mode=self._options.mode,
             is_active=not self.is_idle,
-            proposers={each.name: ProposerStats(each.drafted, each.accepted, each.trees) for each in self._asked},
+            proposers={each.name: ProposerStats(each.drafted, each.accepted, each.trees) for each in self._known},
             position_drafted=tuple(self._position_drafted),
             position_accepted=tuple(self._position_accepted),
             sequence_steps=self._sequence_steps,
@@ -219,7 +216,7 @@ class ProposingSpeculator:
 
     def close(self) -> None:
         """Release what proposers hold."""
-        for asked in self._asked:
+        for asked in self._known:
             asked.proposer.close()
 
     def _ask(

@@ -3,7 +3,7 @@
 import pytest
 
 from optimc_runtime.config import SpeculationOptions
-from optimc_runtime.sequence import Sequence
+from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.speculate.cost_model import CostModel
 from optimc_runtime.speculate.proposal import Proposal, chain
 from optimc_runtime.speculate.speculator import ProposingSpeculator
@@ -181,6 +181,7 @@ def test_a_proposer_that_fails_is_switched_off_and_nobody_else(caplog):
     assert speculator.is_idle
     speculator.plain_step(1, 1, 2e-3)
     assert speculator.is_idle
+    assert set(speculator.stats().proposers) == {"ngram", "draft"}  # what they did is not forgotten
 
 
 def test_figures_are_what_a_hand_counts():
@@ -211,6 +212,17 @@ def test_what_the_scheduler_cut_is_understood():
     cut = DraftTree(tree_shape((-1, 0)), [10, 12], "draft", [0.9, 0.72])
     speculator.observe([Verified(sequences[0], cut, [0, 1], 3)], 1, 3, 2e-3)
     assert speculator.stats().proposers["draft"].accepted == 2
+
+
+def test_nothing_is_kept_of_sequences_that_ended():
+    speculator = make(Scripted(guess(0.9)), always=True)
+    sequences = some(3)
+    trees = speculator.draft(sequences, 0, 100, False)
+    for sequence in sequences:  # as the step loop does: the end is told before what became of the guesses
+        sequence.status = Status.FINISHED
+        speculator.forget(sequence)
+    verify(speculator, sequences, trees, accepted=1)
+    assert not speculator._asked[0].calibration._sequences
 
 
 def test_what_ended_is_forgotten_and_all_is_closed():
