@@ -1,12 +1,13 @@
 """A cpu plan's program as text: what each operation reads and writes, and what that costs in weights.
 
-T is the tokens of a step, R its rows that need logits. `b3[T, 0:576]` is columns 0 to 575 of buffer 3.
+T is the tokens of a step, R its rows that need logits. `b3[T, 0:576]` is columns 0 to 575 of buffer 3. For Medusa heads
+T is the rows drafted for, and R as many for each head.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from optimc.cli.format import format_bytes
@@ -46,27 +47,44 @@ def read_program(plan: Plan) -> CpuProgram:
 def list_program(program: CpuProgram, tensor_bytes: Callable[[str], int]) -> Iterator[str]:
     """Yield the listing line by line; `tensor_bytes` gives the size of a plan tensor."""
     sizes = {name: _bytes_read(weight, tensor_bytes) for name, weight in program.weights.items()}
-    yield _line("#", "operation", "from", "reads -> writes", "weight", "bytes")
-    total = 0
-    for index, op in enumerate(program.ops):
-        names = _weights(op)
-        nbytes = sum(sizes[name].as_row if isinstance(op, Embed) else sizes[name].whole for name in names)
-        total += nbytes
-        scheme = _static_scale(op) or (_scheme(program.weights[names[0]]) if names else "")
-        flow = textwrap.wrap(_flow(op, program), _FLOW) or [""]
-        yield _line(str(index), op.op, _shortened(op.name, _NAME), flow[0], scheme, f"{nbytes:,}" if nbytes else "")
-        for more in flow[1:]:
-            yield _line("", "", "", more, "", "")
+    yield from _list_ops(program.ops, program, sizes)
+    if program.heads is not None:
+        inputs = " ".join(_view(view, program) for view in program.heads.inputs)
+        yield ""
+        yield f"heads: hidden states -> {inputs}, candidates from {_whole(program.heads.logits, program)}"
+        yield from _list_ops(program.heads.ops, program, sizes)
     yield ""
     yield f"{'buffer':<7} {'at':>13} {'holds':<40} name"
     for index, buffer in enumerate(program.buffers):
         yield f"b{index:<6} {buffer.offset:>13,} {_holds(buffer):<40} {_shortened(buffer.name, 37)}"
     yield ""
+    heads = f" and {len(program.heads.ops)} of the heads" if program.heads is not None else ""
     yield (
-        f"{len(program.ops)} operations, {len(program.buffers)} buffers, arena {format_bytes(program.arena_bytes)} "
-        f"for {program.max_tokens} tokens"
+        f"{len(program.ops)} operations{heads}, {len(program.buffers)} buffers, "
+        f"arena {format_bytes(program.arena_bytes)} for {program.max_tokens} tokens"
     )
-    yield f"weights read for one decoded token: {format_bytes(total)}"
+    yield f"weights read for one decoded token: {format_bytes(_total(program.ops, sizes))}"
+    if program.heads is not None:
+        yield f"weights read for one draft: {format_bytes(_total(program.heads.ops, sizes))}"
+
+
+def _list_ops(ops: Sequence[Op], program: CpuProgram, sizes: Mapping[str, _Size]) -> Iterator[str]:
+    yield _line("#", "operation", "from", "reads -> writes", "weight", "bytes")
+    for index, op in enumerate(ops):
+        names = _weights(op)
+        nbytes = _total([op], sizes)
+        scheme = _static_scale(op) or (_scheme(program.weights[names[0]]) if names else "")
+        flow = textwrap.wrap(_flow(op, program), _FLOW) or [""]
+        yield _line(str(index), op.op, _shortened(op.name, _NAME), flow[0], scheme, f"{nbytes:,}" if nbytes else "")
+        for more in flow[1:]:
+            yield _line("", "", "", more, "", "")
+
+
+def _total(ops: Sequence[Op], sizes: Mapping[str, _Size]) -> int:
+    """Return the bytes of weights that operations read."""
+    return sum(
+        sizes[name].as_row if isinstance(op, Embed) else sizes[name].whole for op in ops for name in _weights(op)
+    )
 
 
 class _Size(NamedTuple):

@@ -26,6 +26,7 @@ from optimc.plan import (
 )
 from optimc.plan.cpu_program import (
     Attention,
+    CpuHeads,
     CpuProgram,
     Embed,
     FloatBuffer,
@@ -129,6 +130,35 @@ def test_buffers_and_totals_follow():
 
 def test_a_line_has_at_most_100_characters():
     assert max(map(len, listing())) <= 100
+
+
+def with_heads() -> CpuProgram:
+    """The program with heads: one block on the stream, the output head again."""
+    heads = CpuHeads(
+        inputs=(STREAM,),
+        logits=3,
+        ops=(
+            Linear(name="heads.blocks.0", x=STREAM, weight="qkv", out=View(buffer=2, column=0, width=128)),
+            Linear(name="heads.projection", x=STREAM, weight="head", out=View(buffer=3, column=0, width=100)),
+        ),
+    )
+    return PROGRAM.model_copy(update={"version": 2, "hidden": STREAM, "heads": heads})
+
+
+def test_heads_stand_behind_the_model_with_their_own_total():
+    lines = list(list_program(with_heads(), SIZES.__getitem__))
+    at = lines.index("heads: hidden states -> b0[T, 64], candidates from b3[R, 100]")
+    assert lines[:at] == [*listing()[: at - 1], ""]
+    assert [line.split()[:3] for line in lines[at + 2 : at + 4]] == [
+        ["0", "linear", "heads.blocks.0"],
+        ["1", "linear", "heads.projection"],
+    ]
+    assert lines[-3:] == [
+        "5 operations and 2 of the heads, 4 buffers, arena 1.0 MiB for 8 tokens",
+        listing()[-1],
+        "weights read for one draft: 11.7 KiB",
+    ]
+    assert max(map(len, lines)) <= 100
 
 
 def written(path: Path, backend: str, program: dict) -> Path:
