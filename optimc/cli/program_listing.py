@@ -31,7 +31,9 @@ from optimc.plan.cpu_program import (
 )
 
 _NAME, _FLOW, _WEIGHT, _BYTES = 28, 28, 14, 10
-"""Widths of columns; a line has at most 100 characters."""
+"""Widths of columns."""
+_LINE = 100
+"""Characters of a line at most."""
 _WRITTEN = ("sum", "out")
 _WEIGHT_FIELDS = ("table", "weight", "bias", "frequencies", "permutation")
 
@@ -51,7 +53,8 @@ def list_program(program: CpuProgram, tensor_bytes: Callable[[str], int]) -> Ite
     if program.heads is not None:
         inputs = " ".join(_view(view, program) for view in program.heads.inputs)
         yield ""
-        yield f"heads: hidden states -> {inputs}, candidates from {_whole(program.heads.logits, program)}"
+        answers = _whole(program.heads.logits, program)
+        yield from textwrap.wrap(f"heads: hidden states -> {inputs}, candidates from {answers}", _LINE)
         yield from _list_ops(program.heads.ops, program, sizes)
     yield ""
     yield f"{'buffer':<7} {'at':>13} {'holds':<40} name"
