@@ -134,6 +134,8 @@ def _warnings(
     found = []
     if hit_rate is not None and hit_rate > MAX_HIT_RATE:
         cause = "as asked for" if config.same_prompts or config.shared_prefix_tokens else "not asked for"
+        if config.prompts is not None:
+            cause = "prompts begin alike"
         found.append(f"{hit_rate:.1%} of prompt tokens came from the prefix cache ({cause}): TTFT is not prefill time")
     if config.same_prompts and hit_rate is None:
         found.append(

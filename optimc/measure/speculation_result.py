@@ -77,7 +77,7 @@ class SpeculationResult:
             ),
             ("  tokens per step", f"{self.tokens_per_step:.2f}; guessing {self.draft_s_per_step * 1e3:.3f} ms"),
             ("  guesses", proposers),
-            ("  accepted by position", rates or "none tried"),
+            ("  by position", rates or "none tried"),
             ("  ms per step", costs),
             ("  pays no more from", ends),
         ]

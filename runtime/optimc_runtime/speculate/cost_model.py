@@ -10,7 +10,7 @@ CLIP = 0.1
 """A step that takes far longer or shorter than believed teaches no more than this share: others use the machine."""
 CONTEXT_RATE = 0.05
 """How fast the share that is the same for all rows follows: contexts grow, the machine slows down."""
-KNOT_RATE = 0.02
+KNOT_RATE = 0.06
 """How fast the share of single rows follows."""
 UNMEASURED: tuple[tuple[int, float], ...] = ((1, 2e-3), (4, 2.4e-3), (8, 4.5e-3), (16, 7e-3), (32, 13e-3))
 """Believed of a machine nobody has measured: the shape that small models in 4 bits have on two cores."""
@@ -23,9 +23,7 @@ class CostModel:
     def __init__(self, knots: Sequence[tuple[int, float]] = (), per_sequence_s: float = 0.0) -> None:
         measured = dict(sorted(knots or UNMEASURED))
         self._rows = list(measured)
-        self._seconds = list(measured.values())
-        for i in range(1, len(self._rows)):  # more rows never cost less, whatever was measured
-            self._seconds[i] = max(self._seconds[i], self._seconds[i - 1])
+        self._seconds = _rising(list(measured.values()))
         if len(self._rows) == 1:
             self._rows.append(2 * self._rows[0])
             self._seconds.append(2 * self._seconds[0])
@@ -79,3 +77,15 @@ class CostModel:
         end = MOST_ROWS if knot == last else min(rows[knot + 1], MOST_ROWS)
         for row in range(rows[knot], end + 1):
             table[row] = seconds[knot] + slope * (row - rows[knot])
+
+
+def _rising(values: list[float]) -> list[float]:
+    """Return the nearest values that never fall: more rows never cost less, whatever was measured."""
+    runs: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while runs and runs[-1][0] > mean:
+            before, length = runs.pop()
+            mean, count = (before * length + mean * count) / (length + count), length + count
+        runs.append((mean, count))
+    return [mean for mean, count in runs for _ in range(count)]

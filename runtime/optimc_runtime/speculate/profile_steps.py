@@ -36,7 +36,8 @@ def profile_steps(
     budget_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel | None:
-    """Return a cost model of the medians of steps run in about `budget_s`; None if there is no room for a step.
+    """Return a cost model of steps run in about `budget_s`, the fastest of each shape: what else the machine does only
+    makes them slower. None if there is no room for a step.
 
     Only free blocks are written, nothing is cached.
     """
@@ -61,7 +62,7 @@ def profile_steps(
     finally:
         for _, blocks in plans.values():
             pool.free(blocks)
-    return _model({shape: statistics.median(times) for shape, times in samples.items()})
+    return _model({shape: min(times) for shape, times in samples.items()})
 
 
 def _plans(pool: BlockPool, limits: StepLimits) -> dict[Shape, tuple[StepPlan, list[BlockId]]]:
@@ -93,15 +94,15 @@ def _seconds(executor: Executor, plan: StepPlan, clock: Callable[[], float]) -> 
     return clock() - started_s
 
 
-def _model(medians: dict[Shape, float]) -> CostModel:
+def _model(measured: dict[Shape, float]) -> CostModel:
     """Rows as measured with one sequence; what several sequences take beyond that is shared out to them."""
-    model = CostModel([(rows, seconds) for (sequences, rows), seconds in medians.items() if sequences == 1])
+    model = CostModel([(rows, seconds) for (sequences, rows), seconds in measured.items() if sequences == 1])
     beyond = [
         (seconds - model.seconds(1, rows)) / (sequences - 1)
-        for (sequences, rows), seconds in medians.items()
+        for (sequences, rows), seconds in measured.items()
         if sequences > 1
     ]
     return CostModel(
-        [(rows, seconds) for (sequences, rows), seconds in medians.items() if sequences == 1],
+        [(rows, seconds) for (sequences, rows), seconds in measured.items() if sequences == 1],
         max(0.0, statistics.fmean(beyond)) if beyond else 0.0,
     )

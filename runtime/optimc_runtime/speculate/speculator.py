@@ -25,7 +25,7 @@ STEP_OVERHEAD_S = 60e-6
 """What a step with trees takes outside the executor beyond a plain one."""
 TREE_OVERHEAD_S = 12e-6
 """The same for each further tree."""
-LEAST_GAIN = 0.01
+LEAST_GAIN = 0.02
 """Expected gains below this share are taken for none."""
 TIMED_STEPS = 16
 """Every so many steps the cost model learns."""

@@ -62,6 +62,7 @@ def test_more_rows_never_cost_less_whatever_was_measured():
     cost = CostModel([(1, 2e-3), (2, 1e-3), (3, 3e-3)])
     seconds = cost.by_rows(1, 1, 30)
     assert seconds == sorted(seconds)
+    assert seconds[:3] == pytest.approx([1.5e-3, 1.5e-3, 3e-3])
     for _ in range(500):
         cost.correct(1, 3, 1e-3)
     seconds = cost.by_rows(1, 1, 30)
@@ -80,7 +81,7 @@ def test_costs_follow_what_steps_take():
 def test_one_slow_step_hardly_counts():
     cost = CostModel(MEASURED)
     cost.correct(1, 4, 1.0)
-    assert cost.seconds(1, 4) < 1.01 * 2.25e-3
+    assert cost.seconds(1, 4) < 1.02 * 2.25e-3
 
 
 def test_a_proposer_that_is_never_worth_it_is_asked_less_and_less():
