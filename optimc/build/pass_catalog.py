@@ -8,9 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from optimc.errors import ConfigError, Fault
+from optimc.local_path import local_path
 from optimc_passes.base import Pass
 from optimc_passes.fuse.pipeline import GRAPH_PASSES
 from optimc_passes.fuse_config import FUSE, FuseConfig, fuse_passes
+from optimc_passes.heads.config import MedusaConfig
+from optimc_passes.heads.medusa import Medusa
 from optimc_passes.registry import PASSES, checked_config, make_pass
 from optimc_passes.user_pass import is_user_pass, load_user_pass, make_user_pass
 
@@ -45,9 +49,20 @@ class PassCatalog(Mapping[str, type[BaseModel]]):
         if name == FUSE:
             return fuse_passes(checked_config(FuseConfig, options, where))
         if not is_user_pass(name):
-            return (make_pass(name, options, where=where),)
+            return (self._with_files(make_pass(name, options, where=where), where),)
         pass_type = self._type(name)
         return (make_user_pass(pass_type, checked_config(pass_type.config_type, options, where), where),)
+
+    def _with_files(self, pass_: Pass[Any], where: str) -> Pass[Any]:
+        """Return the pass with the files its options name found, from the working directory or beside the recipe."""
+        if not isinstance(pass_, Medusa) or pass_.config.from_ is None:
+            return pass_
+        config: MedusaConfig = pass_.config
+        assert config.from_ is not None
+        found = local_path(config.from_, self._folder)
+        if found is None:
+            raise ConfigError("passes", [Fault(f"{where}.from", f"'{config.from_}' is neither a folder nor a file")])
+        return Medusa(config.model_copy(update={"from_": str(found)}))
 
     def _type(self, name: str) -> type[Pass[Any]]:
         if is_user_pass(name):

@@ -75,7 +75,7 @@ class MedusaConfig(PassConfig):
     """Of sampling and training."""
     from_: str | None = Field(default=None, alias="from", min_length=1)
     """Folder of Medusa heads to take over instead of training some: `config.json` and `medusa_lm_head.pt` or
-    `.safetensors`. Only `bits` and `tree` go with it."""
+    `.safetensors` (relative to the working directory, else to the recipe). Only `bits` and `tree` go with it."""
 
     @model_validator(mode="after")
     def _agrees(self) -> MedusaConfig:

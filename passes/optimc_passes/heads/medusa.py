@@ -64,7 +64,8 @@ class Medusa(Pass[MedusaConfig]):
         key = super().result_key(artifact)
         if self.config.from_ is None:
             return key
-        files = sorted(path for path in Path(self.config.from_).iterdir() if path.is_file())
+        place = Path(self.config.from_)
+        files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.is_file())
         return derive_key(key, [[path.name, file_sha256(path)] for path in files])
 
     def host_bytes(self, artifact: Artifact) -> int:
@@ -137,7 +138,7 @@ class Medusa(Pass[MedusaConfig]):
         return self._result(artifact, finished, report, gathered.decisions)
 
     def _import(self, artifact: Artifact, context: PassContext, folder: WorkFolder) -> PassResult:
-        from optimc_passes.heads.import_medusa import read_medusa  # type: ignore[import-untyped]
+        from optimc_passes.heads.import_medusa import read_medusa
 
         assert self.config.from_ is not None
         imported = read_medusa(Path(self.config.from_), artifact.checkpoint)

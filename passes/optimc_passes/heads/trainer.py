@@ -5,6 +5,9 @@ places later, at temperature 1. Embeddings are scaled to the size of states, or 
 ends up in the matrix. Where the token that came is not in the draft vocabulary the
 position does not count: on average that weighs it by the model's mass inside. A head starts as the model's output head.
 
+Nearly all of a step's arithmetic is logits. So a step looks at some columns of the draft vocabulary: those its targets
+are about, and a few drawn from the rest, whose exponentials count for all they were drawn from.
+
 Letters: N positions, K heads, d hidden size, V' draft vocabulary.
 """
 
@@ -40,6 +43,10 @@ _DECAY = 0.8
 """A head's weight in the loss, relative to the one before it: its guesses count only where theirs were right."""
 _WARM_UP = 0.02
 """Share of the steps in which the learning rate rises."""
+
+
+_LIKELY_COLUMNS, _DRAWN_COLUMNS = 1536, 512
+"""Columns of a step: those with most of its targets' mass, and those drawn from the others."""
 
 
 class Targets(NamedTuple):
@@ -87,10 +94,11 @@ class HeadParameters:
         """Return what each head's projection multiplies, [K, N, d]."""
         read = hidden if embedded is None else torch.cat([hidden, embedded], dim=1)
         heads = self.first.shape[0]
-        linear = (read @ self.first.flatten(0, 1).T).view(-1, heads, self.width).transpose(0, 1)
+        linear = _product(read, self.first.flatten(0, 1)).view(-1, heads, self.width).transpose(0, 1)
         x = hidden[None] + torch.nn.functional.silu(linear + self.biases[0][:, None])
         for block, weight in enumerate(self.more):
-            x = x + torch.nn.functional.silu(torch.bmm(x, weight.transpose(1, 2)) + self.biases[block + 1][:, None])
+            linear = torch.stack([_product(rows, matrix) for rows, matrix in zip(x, weight, strict=True)])
+            x = x + torch.nn.functional.silu(linear + self.biases[block + 1][:, None])
         return x
 
 
@@ -161,7 +169,7 @@ class Trainer:
             if progress >= 1:
                 stopped = f"{self._config.minutes:g} minutes were over"
                 break
-            self._step(batch, progress)
+            self._step(batch, progress, state.step)
             state.step += 1
             if state.step % every == 0 or state.step == self._steps:
                 self._check(state)
@@ -186,38 +194,53 @@ class Trainer:
             state.seconds,
         )
 
-    def _step(self, batch: Batch, progress: float) -> None:
+    def _step(self, batch: Batch, progress: float, step: int) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * _rate(progress)
         self._optimizer.zero_grad(set_to_none=False)
         hidden, roots = batch.hidden.flatten(0, 1), batch.roots.flatten()
         x = self._heads.hidden(hidden, self._embedded(roots))
-        gradients = [self._gradient(head, rows, batch) for head, rows in enumerate(x.detach())]
+        gradients = self._gradients(x.detach(), batch, step)
         x.backward(torch.stack(gradients))  # type: ignore[no-untyped-call]
         self._optimizer.step()
 
     @torch.no_grad()
-    def _gradient(self, head: int, rows: Tensor, batch: Batch) -> Tensor:
-        """Return the loss's gradient at what a head's projection multiplies, [N, d]."""
-        wanted = self._wanted(batch.later[:, head : head + SEGMENT].flatten(0, 1))
-        labels = batch.labels[:, head : head + SEGMENT].flatten()
-        counts = (labels >= 0) & (self._targets.places[labels.clamp(min=0)] >= 0)
-        own = self._heads.own
-        low = self._low if own is None else own[head].to(torch.bfloat16)
-        logits = (rows.to(torch.bfloat16) @ low.T).float()
-        gradient = torch.softmax(logits, dim=1).sub_(wanted)
-        gradient *= (counts.float() * (_DECAY**head / len(rows)))[:, None]
-        lowered = gradient.to(torch.bfloat16)
-        if own is not None:
-            if own.grad is None:
-                own.grad = torch.zeros_like(own)
-            own.grad[head] += lowered.T @ rows.to(torch.bfloat16)
-        return (lowered @ low).float()
+    def _gradients(self, x: Tensor, batch: Batch, step: int) -> list[Tensor]:
+        """Return the loss's gradient at what each head's projection multiplies, [N, d] each."""
+        segments, later = batch.labels.shape
+        wanted = torch.softmax((batch.later.flatten(0, 1).to(torch.bfloat16) @ self._low.T).float(), dim=1)
+        columns, counted = self._columns(wanted, step)
+        wanted = wanted[:, columns].view(segments, later, -1)
+        shared = self._low[columns]
+        gradients = []
+        for head, rows in enumerate(x.to(torch.bfloat16)):
+            labels = batch.labels[:, head : head + SEGMENT].flatten()
+            counts = (labels >= 0) & (self._targets.places[labels.clamp(min=0)] >= 0)
+            target = wanted[:, head : head + SEGMENT].flatten(0, 1)
+            own = self._heads.own
+            low = shared if own is None else own[head, columns].to(torch.bfloat16)
+            gradient = torch.softmax((rows @ low.T).float() + counted, dim=1)
+            gradient.mul_(target.sum(dim=1, keepdim=True)).sub_(target)
+            gradient *= (counts.float() * (_DECAY**head / len(rows)))[:, None]
+            lowered = gradient.to(torch.bfloat16)
+            if own is not None:
+                if own.grad is None:
+                    own.grad = torch.zeros_like(own)
+                own.grad[head, columns] += (lowered.T @ rows).float()
+            gradients.append((lowered @ low).float())
+        return gradients
 
-    def _wanted(self, hidden: Tensor) -> Tensor:
-        """Return the model's own distribution over the draft vocabulary, [N, V']."""
-        logits = (hidden.to(torch.bfloat16) @ self._low.T).float()
-        return torch.softmax(logits, dim=1)
+    def _columns(self, wanted: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Return the columns a step looks at, and what is added to their logits: log of how many each stands for."""
+        size = wanted.shape[1]
+        others = size - _LIKELY_COLUMNS
+        if others <= _DRAWN_COLUMNS:
+            return torch.arange(size), torch.zeros(size)
+        order = wanted.sum(dim=0).argsort(descending=True, stable=True)
+        drawn = np.random.default_rng([self._config.seed, 3, step]).choice(others, _DRAWN_COLUMNS, replace=False)
+        counted = torch.zeros(_LIKELY_COLUMNS + _DRAWN_COLUMNS)
+        counted[_LIKELY_COLUMNS:] = math.log(others / _DRAWN_COLUMNS)
+        return torch.cat([order[:_LIKELY_COLUMNS], order[_LIKELY_COLUMNS:][torch.from_numpy(drawn)]]), counted
 
     def _embedded(self, tokens: Tensor) -> Tensor | None:
         return None if self._targets.embedding is None else self._targets.embedding[tokens] * self._targets.scale
@@ -278,6 +301,11 @@ class Trainer:
     def _plan(self) -> list[int]:
         """Return what must agree between the state and this training, beyond the key of the folder."""
         return [self._steps, self._per_step, self._segments.positions, len(self._heldout), torch.get_num_threads()]
+
+
+def _product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows @ matrix.T, multiplied in bfloat16."""
+    return (rows.to(torch.bfloat16) @ matrix.to(torch.bfloat16).T).float()
 
 
 def _rate(progress: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from optimc.errors import MissingExtraError, PassError
 from optimc_passes.cache import ArtifactCache
@@ -157,11 +158,11 @@ def test_a_build_killed_while_training_ends_in_the_same_bytes(artifact, opener, 
     monkeypatch.setattr(trainer, "SAVE_S", 0.0)
     step, done = trainer.Trainer._step, []
 
-    def killed(self, batch, progress):
+    def killed(self, batch, progress, number):
         done.append(progress)
         if len(done) == 12:
             raise KeyboardInterrupt
-        step(self, batch, progress)
+        step(self, batch, progress, number)
 
     monkeypatch.setattr(trainer.Trainer, "_step", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -202,3 +203,52 @@ def test_heads_come_last_and_once():
     assert check_order([fusion, heads, heads]) == [
         (2, "medusa adds heads, and medusa has added them already; keep one")
     ]
+
+
+@pytest.fixture
+def published(artifact, tmp_path):
+    """Heads as others publish them: two of one block, over the model's own output head."""
+    rng = np.random.default_rng(2)
+    folder = tmp_path / "published"
+    folder.mkdir()
+    tensors = {}
+    for head in range(2):
+        tensors[f"{head}.0.linear.weight"] = rng.standard_normal((32, 32)).astype(np.float32) / 8
+        tensors[f"{head}.0.linear.bias"] = np.zeros(32, np.float32)
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    (folder / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    return folder
+
+
+def imported(artifact, opener, cache, folder, **options):
+    options = {"from": str(folder)} | options
+    made = PipelineOptions(cache=ArtifactCache(cache), models=opener)
+    after, (report,) = run_heads_stage([make_pass("medusa", options)], artifact, made, ("fuse",))
+    return after.heads, report
+
+
+def test_heads_that_are_taken_over_are_rounded_measured_and_get_a_tree(artifact, opener, tmp_path, published):
+    heads, report = imported(artifact, opener, tmp_path / "cache", published, tree="chain:2")
+    assert report.heads.source == "imported"
+    assert report.heads.heldout_tokens["chat"] > 10_000
+    assert heads.info.bits == 8
+    assert heads.info.accuracies
+    assert heads.info.tree.nodes == ((0,), (0, 0))
+    assert opener.opened[0].calls, "conversations were sampled to measure them"
+
+
+def test_heads_that_cannot_be_measured_are_believed_and_the_report_says_why(artifact, opener, tmp_path, published):
+    opener.refusal = MissingExtraError("onnxruntime", "ort", "running a plan")
+    bare = artifact.evolve(calibration=None)
+    heads, report = imported(bare, opener, tmp_path / "cache", published)
+    assert heads.info.accuracies == ()
+    assert heads.info.tree.expected_tokens is None
+    assert any("the heads were not measured: the model cannot be sampled from" in line for line in report.decisions)
+
+
+def test_other_files_under_the_same_name_are_other_heads(artifact, published):
+    pass_ = make_pass("medusa", {"from": str(published)})
+    before = pass_.result_key(artifact)
+    assert pass_.result_key(artifact) == before
+    (published / "config.json").write_text('{"medusa_num_heads": 2}')
+    assert pass_.result_key(artifact) != before
