@@ -6,6 +6,8 @@ token sampled from the hidden state the heads read.
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -35,6 +37,17 @@ class HeadInfo(_Section):
     confidence: tuple[tuple[float, float], ...]
     """Knots (log-probability of a guess, probability that it is accepted if its parents are), both rising."""
 
+    @model_validator(mode="after")
+    def _rises(self) -> HeadInfo:
+        points = [point for knot in self.confidence for point in knot]
+        if not all(map(math.isfinite, points)) or not all(0 <= share <= 1 for _, share in self.confidence):
+            raise ValueError("confidence has knots that are no finite numbers and probabilities")
+        if any(
+            after < before for pair in itertools.pairwise(self.confidence) for before, after in zip(*pair, strict=True)
+        ):
+            raise ValueError("confidence falls between two knots")
+        return self
+
 
 class DraftTreeInfo(_Section):
     """The guesses that a step may verify at most."""
@@ -49,6 +62,15 @@ class DraftTreeInfo(_Section):
     """(rows, seconds) of a step for one sequence, measured when the plan was built; empty if it was not."""
     machine: str
     """Where the costs were measured."""
+
+    @model_validator(mode="after")
+    def _is_tree(self) -> DraftTreeInfo:
+        known: set[tuple[int, ...]] = {()}
+        for node in self.nodes:
+            if not node or min(node) < 0 or node[:-1] not in known or node in known:
+                raise ValueError(f"node {list(node)} stands before its parent, twice, or has a rank below 0")
+            known.add(node)
+        return self
 
 
 class HeadsInfo(_Section):
@@ -84,6 +106,8 @@ class HeadsInfo(_Section):
         deepest = max((len(node) for node in self.tree.nodes), default=0)
         if deepest > self.num_heads:
             raise ValueError(f"a tree of depth {deepest} over {self.num_heads} heads")
+        if any(max(node) >= self.draft_vocab_size for node in self.tree.nodes):
+            raise ValueError(f"a tree of more siblings than the {self.draft_vocab_size} tokens of the draft vocabulary")
         return self
 
 

@@ -487,11 +487,25 @@ def test_top_rows_orders_equal_logits_by_id_and_matches_a_sort() -> None:
     assert (_native.top_rows(infinite, 2)[1] == -np.inf).all()
 
 
-def test_a_description_that_contradicts_itself_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"num_heads": 4}, "3 heads described, 4 declared"),
+        ({"tree": {"nodes": ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))}}, "a tree of depth 4 over 3 heads"),
+        ({"tree": {"nodes": ((0, 0), (0,))}}, r"node \[0, 0\] stands before its parent"),
+        ({"tree": {"nodes": ((0,), (0,))}}, r"node \[0\] stands before its parent, twice"),
+        ({"tree": {"nodes": ((-1,),)}}, "rank below 0"),
+        ({"tree": {"nodes": ((VOCAB,),)}}, "more siblings than the 72 tokens"),
+        ({"confidence": ((-1.0, 0.5), (-2.0, 0.9))}, "confidence falls"),
+        ({"confidence": ((-1.0, 0.5), (0.0, 1.9))}, "probabilities"),
+    ],
+)
+def test_a_description_that_contradicts_itself_is_refused(changed: dict[str, Any], reason: str) -> None:
     info = make_heads().info
     assert HeadsInfo.model_validate_json(info.model_dump_json()) == info
-    with pytest.raises(ValueError, match="2 heads described, 3 declared"):
-        HeadsInfo.model_validate({**info.model_dump(), "heads": info.model_dump()["heads"][:2]})
-    deep = {**info.tree.model_dump(), "nodes": ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))}
-    with pytest.raises(ValueError, match="a tree of depth 4 over 3 heads"):
-        HeadsInfo.model_validate({**info.model_dump(), "tree": deep})
+    changed, described = dict(changed), info.model_dump()
+    described["tree"] |= changed.pop("tree", {})
+    if "confidence" in changed:
+        described["heads"] = [{"confidence": changed.pop("confidence")}] * 3
+    with pytest.raises(ValueError, match=reason):
+        HeadsInfo.model_validate({**described, **changed})
