@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from optimc_runtime.config import SpeculationOptions
 from optimc_runtime.sequence import Sequence, Status
-from optimc_runtime.speculate.calibration import LEAST, Calibration
-from optimc_runtime.speculate.controller import PROBE_NODES, Attention, choose
+from optimc_runtime.speculate.asked_proposer import SHALLOWEST, AskedProposer
+from optimc_runtime.speculate.calibration import LEAST
+from optimc_runtime.speculate.controller import PROBE_NODES, choose
 from optimc_runtime.speculate.cost_model import CostModel
 from optimc_runtime.speculate.medusa import MedusaProposer
-from optimc_runtime.speculate.proposal import Proposal, Proposer, is_chain
+from optimc_runtime.speculate.offer import COMPARED_NODES, Offer, confidences_of, first_path
+from optimc_runtime.speculate.proposal import Proposer
+from optimc_runtime.speculate.tally import Tally
 from optimc_runtime.speculate.tree import DraftTree, ProposerName, Verified, tree_shape
-from optimc_runtime.stats import ProposerStats, SpeculationStats
+from optimc_runtime.stats import SpeculationStats
 
 _log = logging.getLogger(__name__)
 
@@ -29,69 +32,10 @@ LEAST_GAIN = 0.02
 """Expected gains below this share are taken for none."""
 TIMED_STEPS = 16
 """Every so many steps the cost model learns."""
-FIRST_DEPTH, SHALLOWEST = 8, 4
-"""Tokens asked of a proposer at first, and at least."""
-LIKELY, UNLIKELY = 0.6, 0.1
-"""Estimates of the deepest guess above and below which a proposer is asked for twice or half as many tokens."""
 BATCH_NODES = 48
 """Tokens asked of a proposer in all, where many sequences would get more than SHALLOWEST."""
-COMPARED_NODES = 4
-"""Nodes by which two proposals for one sequence are compared."""
 HOPE = 1.25
 """How much better than lately a proposer may be expected to be."""
-SMOOTHING = 0.1
-"""Share of the newest value in running means."""
-
-
-class _Asked:
-    """A proposer with what is known of it."""
-
-    def __init__(self, proposer: Proposer, *, is_cheap: bool) -> None:
-        self.proposer = proposer
-        self.name: ProposerName = proposer.name
-        self.is_cheap = is_cheap
-        """Asking costs so little that it is not weighed beforehand."""
-        self.calibration = Calibration()
-        self.attention = Attention()
-        self.depth = FIRST_DEPTH
-        self.usual: list[float] = []
-        """Running mean of its estimates, best first."""
-        self.drafted = self.accepted = self.trees = 0
-
-    def adapt_depth(self, deepest: float, most: int) -> None:
-        """Ask for deeper guesses while the deepest, of estimate `deepest`, are believed in, for fewer if they are
-        not."""
-        if deepest > LIKELY:
-            self.depth = min(2 * self.depth, most)
-        elif deepest < UNLIKELY:
-            self.depth = max(min(SHALLOWEST, most), self.depth // 2)
-
-
-class _Draft:
-    """What one sequence was offered: the nodes by falling estimate, and their confidences."""
-
-    __slots__ = ("asked", "confidences", "estimates", "parents", "tokens")
-
-    def __init__(self, asked: _Asked, proposal: Proposal, estimates: list[float]) -> None:
-        self.asked = asked
-        self.parents, self.tokens, self.confidences = proposal
-        self.estimates = estimates
-        if not is_chain(self.parents):
-            self._sort()
-
-    @property
-    def promise(self) -> float:
-        """Expected tokens of the nodes by which proposals are compared."""
-        return sum(self.estimates[:COMPARED_NODES])
-
-    def _sort(self) -> None:
-        """Order nodes by estimate. Parents stay before children: none is less likely than its child."""
-        order = sorted(range(len(self.parents)), key=lambda node: -self.estimates[node])
-        place = {node: new for new, node in enumerate(order)} | {-1: -1}
-        self.parents = tuple([place[self.parents[node]] for node in order])
-        self.tokens = [self.tokens[node] for node in order]
-        self.confidences = [self.confidences[node] for node in order]
-        self.estimates = [self.estimates[node] for node in order]
 
 
 class ProposingSpeculator:
@@ -102,7 +46,7 @@ class ProposingSpeculator:
         self.is_idle = not proposers
         self.typical = (options.epsilon, options.delta) if options.acceptance == "typical" else (0.0, 0.0)
         self._options = options
-        self._asked = [_Asked(proposer, is_cheap=proposer.name == "ngram") for proposer in proposers]
+        self._asked = [AskedProposer(proposer, is_cheap=proposer.name == "ngram") for proposer in proposers]
         self._known = tuple(self._asked)
         """Those switched off included."""
         self._medusa = next((each for each in proposers if isinstance(each, MedusaProposer)), None)
@@ -111,15 +55,12 @@ class ProposingSpeculator:
         self._wakes_at = 0
         """When the first proposer is asked again."""
         self._batch = 1
-        self._drafts: dict[int, _Draft] = {}
+        self._drafts: dict[int, Offer] = {}
         """By sequence order: what the step under way verifies."""
         self._draft_s = 0.0
         """Of the step under way."""
         self._other_rows = 0
-        self._total_draft_s = 0.0
-        self._sequence_steps = self._emitted = 0
-        self._position_drafted: list[int] = []
-        self._position_accepted: list[int] = []
+        self._tally = Tally()
 
     @property
     def names(self) -> tuple[ProposerName, ...]:
@@ -133,14 +74,14 @@ class ProposingSpeculator:
         started_s = perf_counter()
         self._drafts.clear()
         self._other_rows = other_rows
-        drafts: list[_Draft | None] = [None] * len(sequences)
+        drafts: list[Offer | None] = [None] * len(sequences)
         for asked in self._asked:
             if asked.attention.wakes_at <= self._step:
                 self._ask(asked, sequences, drafts, other_rows, chains_only)
         trees = self._choose(sequences, drafts, other_rows, most_nodes)
         self._rest()
         self._draft_s = perf_counter() - started_s
-        self._total_draft_s += self._draft_s
+        self._tally.draft_s += self._draft_s
         return trees
 
     def keep(self, sequences: tuple[Sequence, ...], hidden: NDArray[np.float32]) -> None:
@@ -152,8 +93,7 @@ class ProposingSpeculator:
         """Learn how much was accepted and what it took."""
         self._step += 1
         self._batch = num_sequences
-        self._sequence_steps += num_sequences
-        used: list[_Asked] = []
+        used: list[AskedProposer] = []
         bonus = nodes = 0
         for result in verified:
             sequence, tree, path, num_emitted = result.sequence, result.tree, result.path, result.num_emitted
@@ -162,16 +102,16 @@ class ProposingSpeculator:
             emitted = min(len(path), num_emitted)
             nodes += len(parents)
             bonus += num_emitted - 1
-            self._count_positions(parents, path[:emitted])
+            self._tally.add_path(parents, path[:emitted])
             asked.drafted += len(parents)
             asked.accepted += emitted
             asked.trees += 1
-            asked.calibration.learn(sequence.order, parents, _confidences_of(tree, draft), path)
+            asked.calibration.learn(sequence.order, parents, confidences_of(tree, draft), path)
             if sequence.status is Status.FINISHED:
                 asked.calibration.forget(sequence.order)  # it was forgotten before this was known
             if asked not in used:
                 used.append(asked)
-        self._emitted += num_sequences + bonus
+        self._tally.add_step(num_sequences, num_sequences + bonus)
         plain_s = self.cost.seconds(num_sequences, num_rows - nodes)
         overhead_s = STEP_OVERHEAD_S + TREE_OVERHEAD_S * (len(verified) - 1) + self._draft_s
         gained_s = plain_s * bonus / num_sequences - (self.cost.seconds(num_sequences, num_rows) - plain_s + overhead_s)
@@ -183,8 +123,7 @@ class ProposingSpeculator:
     def plain_step(self, num_sequences: int, num_rows: int, execute_s: float) -> None:
         """Count a step, and wake up if it is time."""
         self._step += 1
-        self._sequence_steps += num_sequences
-        self._emitted += num_sequences
+        self._tally.add_step(num_sequences, num_sequences)
         if self._step % TIMED_STEPS == 0:
             self._batch = num_sequences or self._batch
             if num_rows == num_sequences:
@@ -200,17 +139,17 @@ class ProposingSpeculator:
 
     def stats(self) -> SpeculationStats:
         """Return a snapshot."""
-        batch = self._batch
+        batch, tally = self._batch, self._tally
         rows = sorted({batch, *range(batch + 1, batch + 5), batch + 8, 2 * batch, 4 * batch})
         return SpeculationStats(
             mode=self._options.mode,
             is_active=not self.is_idle,
-            proposers={each.name: ProposerStats(each.drafted, each.accepted, each.trees) for each in self._known},
-            position_drafted=tuple(self._position_drafted),
-            position_accepted=tuple(self._position_accepted),
-            sequence_steps=self._sequence_steps,
-            emitted=self._emitted,
-            draft_s=self._total_draft_s,
+            proposers={each.name: each.stats() for each in self._known},
+            position_drafted=tuple(tally.position_drafted),
+            position_accepted=tuple(tally.position_accepted),
+            sequence_steps=tally.sequence_steps,
+            emitted=tally.emitted,
+            draft_s=tally.draft_s,
             costs=tuple([(count, self.cost.seconds(batch, count)) for count in rows]),
         )
 
@@ -221,9 +160,9 @@ class ProposingSpeculator:
 
     def _ask(
         self,
-        asked: _Asked,
+        asked: AskedProposer,
         sequences: list[Sequence],
-        drafts: list[_Draft | None],
+        drafts: list[Offer | None],
         other_rows: int,
         chains_only: bool,
     ) -> None:
@@ -253,17 +192,16 @@ class ProposingSpeculator:
             self.wants_hidden = self.wants_hidden and asked.proposer is not self._medusa
             return
         if asked.is_cheap or any(proposals):  # heads that know no hidden state yet have not been evaluated
-            spent_s = (perf_counter() - started_s) / len(places)
-            asked.proposer.cost_s += SMOOTHING * (spent_s - asked.proposer.cost_s)
+            asked.take_time((perf_counter() - started_s) / len(places))
         deepest, is_vain = -1.0, True
         least = 0.0 if asked.attention.is_probing or self._options.always else LEAST
         for place, proposal in zip(places, proposals, strict=True):
             if proposal is None:
                 continue
             if chains_only:
-                proposal = _first_path(proposal)
+                proposal = first_path(proposal)
             order = sequences[place].order
-            draft = _Draft(asked, proposal, asked.calibration.estimates(order, proposal, least=least))
+            draft = Offer(asked, proposal, asked.calibration.estimates(order, proposal, least=least))
             deepest = max(deepest, 0.0 if len(draft.estimates) < len(draft.tokens) else draft.estimates[-1])
             if not draft.estimates:
                 asked.calibration.fade(order)
@@ -273,13 +211,13 @@ class ProposingSpeculator:
             if other is None or draft.promise >= other.promise:
                 drafts[place] = draft
             if not asked.is_cheap:
-                _mix(asked.usual, draft.estimates)
+                asked.take_usual(draft.estimates)
         if deepest >= 0:
             asked.adapt_depth(deepest, self._options.max_nodes)
             if is_vain:
                 self._strike(asked, len(sequences), other_rows)
 
-    def _can_pay(self, asked: _Asked, num_asked: int, num_sequences: int, other_rows: int) -> bool:
+    def _can_pay(self, asked: AskedProposer, num_asked: int, num_sequences: int, other_rows: int) -> bool:
         """Whether even good guesses could be worth what asking for them costs."""
         if not asked.usual or asked.attention.is_probing or self._options.always:
             return True
@@ -289,7 +227,7 @@ class ProposingSpeculator:
         return self._pays(hoped[:n], num_sequences, other_rows, draft_s)
 
     def _choose(
-        self, sequences: list[Sequence], drafts: list[_Draft | None], other_rows: int, most_nodes: int
+        self, sequences: list[Sequence], drafts: list[Offer | None], other_rows: int, most_nodes: int
     ) -> list[DraftTree | None] | None:
         proposed = [draft for draft in drafts if draft is not None]
         if not proposed or most_nodes <= 0:
@@ -321,7 +259,7 @@ class ProposingSpeculator:
         return trees if n else None
 
     def _trees(
-        self, sequences: list[Sequence], drafts: list[_Draft | None], merged: list[float], n: int
+        self, sequences: list[Sequence], drafts: list[Offer | None], merged: list[float], n: int
     ) -> list[DraftTree | None]:
         """Return of each draft those of its nodes that are among the best `n` of all, `merged`."""
         least = merged[n - 1] if n else 2.0
@@ -358,7 +296,7 @@ class ProposingSpeculator:
             self.cost.seconds(num_sequences, rows + len(estimates)) + draft_s
         ) > plain
 
-    def _strike(self, asked: _Asked, num_sequences: int, other_rows: int) -> None:
+    def _strike(self, asked: AskedProposer, num_sequences: int, other_rows: int) -> None:
         step_s = self.cost.seconds(num_sequences, num_sequences + other_rows)
         asked.attention.strike(self._step, asked.proposer.cost_s * num_sequences, step_s)
 
@@ -371,56 +309,3 @@ class ProposingSpeculator:
             self.wants_hidden = any(
                 asked.proposer is self._medusa and asked.attention.wakes_at <= step for asked in self._asked
             )
-
-    def _count_positions(self, parents: tuple[int, ...], path: list[int]) -> None:
-        drafted, accepted = self._position_drafted, self._position_accepted
-        parent = -1
-        for depth in range(len(path) + 1):
-            if parent not in parents:
-                return
-            if depth == len(drafted):
-                drafted.append(0)
-                accepted.append(0)
-            drafted[depth] += 1
-            if depth < len(path):
-                accepted[depth] += 1
-                parent = path[depth]
-
-
-def _confidences_of(tree: DraftTree, draft: _Draft) -> list[float]:
-    """Return the confidences of a tree's nodes, whatever the scheduler left of the draft it comes from."""
-    parents = tree.shape.parents
-    count = len(parents)
-    if parents == draft.parents[:count] and tree.tokens == draft.tokens[:count]:
-        return draft.confidences[:count]
-    known = {
-        (parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
-    }
-    nodes: list[int] = []
-    for parent, token in zip(parents, tree.tokens, strict=True):
-        nodes.append(known[nodes[parent] if parent >= 0 else -1, token])
-    return [draft.confidences[node] for node in nodes]
-
-
-def _first_path(proposal: Proposal) -> Proposal:
-    """Return the chain of first children: what a step without a mask can verify."""
-    path: list[int] = []
-    for node, parent in enumerate(proposal.parents):
-        if parent == (path[-1] if path else -1):
-            path.append(node)
-    if len(path) == len(proposal.parents):
-        return proposal
-    return Proposal(
-        tuple(range(-1, len(path) - 1)),
-        [proposal.tokens[node] for node in path],
-        [proposal.confidences[node] for node in path],
-    )
-
-
-def _mix(means: list[float], values: list[float]) -> None:
-    """Bring running means by rank up to date."""
-    for rank, value in enumerate(values):
-        if rank < len(means):
-            means[rank] += SMOOTHING * (value - means[rank])
-        else:
-            means.append(value)
