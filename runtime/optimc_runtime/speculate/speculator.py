@@ -19,7 +19,7 @@ from optimc_runtime.speculate.medusa import MedusaProposer
 from optimc_runtime.speculate.offer import COMPARED_NODES, Offer, confidences_of, first_path
 from optimc_runtime.speculate.proposal import Proposer
 from optimc_runtime.speculate.tally import Tally
-from optimc_runtime.speculate.tree import DraftTree, ProposerName, Verified, tree_shape
+from optimc_runtime.speculate.tree import DraftTree, Verified, tree_shape
 from optimc_runtime.stats import SpeculationStats
 
 _log = logging.getLogger(__name__)
@@ -59,13 +59,7 @@ class ProposingSpeculator:
         """By sequence order: what the step under way verifies."""
         self._draft_s = 0.0
         """Of the step under way."""
-        self._other_rows = 0
         self._tally = Tally()
-
-    @property
-    def names(self) -> tuple[ProposerName, ...]:
-        """The proposers there are."""
-        return tuple([each.name for each in self._known])
 
     def draft(
         self, sequences: list[Sequence], other_rows: int, most_nodes: int, chains_only: bool
@@ -73,7 +67,6 @@ class ProposingSpeculator:
         """Return trees for the sequences for which some are expected to pay."""
         started_s = perf_counter()
         self._drafts.clear()
-        self._other_rows = other_rows
         drafts: list[Offer | None] = [None] * len(sequences)
         for asked in self._asked:
             if asked.attention.wakes_at <= self._step:
