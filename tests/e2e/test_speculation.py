@@ -122,7 +122,9 @@ def workload(batch: int, length: int) -> tuple[list[list[int]], list[SamplingPar
     ]
 
 
-@pytest.mark.parametrize("kind", PLANS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "windows" else kind for kind in PLANS]
+)
 def test_on_cpu_guesses_change_no_bit(plan_of, speculation, kind):
     plan = plan_of("cpu", kind)
     prompts, params = workload(3, 40)
