@@ -26,7 +26,7 @@ class AskedProposer:
         """Asking costs so little that it is not weighed beforehand."""
         self.calibration = Calibration()
         self.attention = Attention()
-        self.depth = FIRST_DEPTH
+        self.depth = SHALLOWEST if proposer.name == "draft" else FIRST_DEPTH  # each step deeper costs a draft a step
         self.usual: list[float] = []
         """Running mean of its estimates, best first."""
         self.drafted = self.accepted = self.trees = 0
@@ -41,7 +41,8 @@ class AskedProposer:
 
     def take_time(self, seconds: float) -> None:
         """Asking for one sequence has just taken that long."""
-        self.proposer.cost_s += SMOOTHING * (seconds - self.proposer.cost_s)
+        if not self.proposer.times_itself:
+            self.proposer.cost_s += SMOOTHING * (seconds - self.proposer.cost_s)
 
     def take_usual(self, estimates: list[float]) -> None:
         """Bring the running means of its estimates up to date, rank by rank."""

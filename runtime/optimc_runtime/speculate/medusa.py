@@ -16,6 +16,7 @@ class MedusaProposer:
     """Proposes the plan's tree of head k's likeliest tokens at depth k, for sequences whose hidden state was kept."""
 
     name: ProposerName = "medusa"
+    times_itself = False
 
     def __init__(self, executor: Executor, heads: HeadsInfo, max_nodes: int) -> None:
         self.cost_s = 2e-4

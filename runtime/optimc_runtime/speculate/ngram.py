@@ -36,6 +36,7 @@ class NgramProposer:
     run (the latest of the first that reach `longest`), and copies what followed there."""
 
     name: ProposerName = "ngram"
+    times_itself = False
 
     def __init__(self, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest

@@ -25,6 +25,8 @@ class Proposer(Protocol):
     name: ProposerName
     cost_s: float
     """Seconds that one `propose` for one sequence takes, as measured lately."""
+    times_itself: bool
+    """Whether it keeps `cost_s` itself; else whoever asks does."""
 
     def propose(self, sequences: list[Sequence], most_depth: int) -> list[Proposal | None]:
         """Return a guess for each sequence, no deeper than `most_depth`; None where there is none."""

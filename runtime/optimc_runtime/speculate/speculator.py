@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from optimc_runtime.config import SpeculationOptions
 from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.speculate.asked_proposer import SHALLOWEST, AskedProposer
-from optimc_runtime.speculate.calibration import LEAST
+from optimc_runtime.speculate.calibration import LEAST, SURE
 from optimc_runtime.speculate.controller import PROBE_NODES, choose
 from optimc_runtime.speculate.cost_model import CostModel
 from optimc_runtime.speculate.medusa import MedusaProposer
@@ -212,9 +212,12 @@ class ProposingSpeculator:
 
     def _can_pay(self, asked: AskedProposer, num_asked: int, num_sequences: int, other_rows: int) -> bool:
         """Whether even good guesses could be worth what asking for them costs."""
-        if not asked.usual or asked.attention.is_probing or self._options.always:
+        if not asked.usual or self._options.always:
             return True
-        hoped = [min(0.98, HOPE * estimate) for estimate in asked.usual for _ in range(num_asked)]
+        hopes = [min(SURE, HOPE * estimate) for estimate in asked.usual]
+        if asked.attention.is_probing:  # text may have changed: what if it guessed everything right?
+            hopes = [SURE**rank for rank in range(1, len(hopes) + 1)]
+        hoped = [hope for hope in hopes for _ in range(num_asked)]
         draft_s = asked.proposer.cost_s * num_asked
         n = choose(hoped, num_sequences, other_rows, self.cost, draft_s)
         return self._pays(hoped[:n], num_sequences, other_rows, draft_s)

@@ -1,6 +1,7 @@
 """Another plan as a proposer: the scripted executor trips over any K/V that is stale, missing or misplaced."""
 
 import random
+import time
 
 import pytest
 
@@ -64,6 +65,20 @@ def test_without_room_there_is_no_guess(make_draft):
     draft.forget(second)
     draft._pool.check_integrity()
     assert draft._pool.num_free == 4 - draft._pool.num_cached_idle
+
+
+def test_reading_what_was_missed_is_no_part_of_what_a_guess_costs(make_draft):
+    draft, executor = make_draft(max_step_tokens=8)
+    run = executor.execute
+
+    def slow(plan):
+        time.sleep(0.05 if len(plan.tokens) > 1 else 0.002)
+        return run(plan)
+
+    executor.execute = slow
+    sequence = a_sequence(0, list(range(30)))
+    draft.propose([sequence], 3)
+    assert 0.004 < draft.cost_s < 0.03
 
 
 def test_closing_closes_the_other_executor(make_draft):

@@ -15,6 +15,8 @@ FLAT = CostModel([(1, 2e-3), (64, 2.1e-3)])
 class Scripted:
     """Proposes the same for everybody, and counts how often it is asked."""
 
+    times_itself = True
+
     def __init__(self, proposal, name="draft", cost_s=1e-5):
         self.name = name
         self.cost_s = cost_s
@@ -128,7 +130,6 @@ def test_when_nothing_is_accepted_any_more_it_falls_silent_and_tries_again_ever_
             speculator.plain_step(1, 1, 2e-3)
             continue
         active.append(step)
-        proposer.cost_s = 2e-4
         trees = speculator.draft(sequences, 0, 100, False)
         if trees is None:
             speculator.plain_step(1, 1, 2e-3)
@@ -144,7 +145,6 @@ def test_when_nothing_is_accepted_any_more_it_falls_silent_and_tries_again_ever_
         if speculator.is_idle:
             speculator.plain_step(1, 1, 2e-3)
             continue
-        proposer.cost_s = 2e-4
         trees = speculator.draft(sequences, 0, 100, False)
         if trees is None:
             speculator.plain_step(1, 1, 2e-3)
@@ -165,6 +165,19 @@ def test_a_dear_proposer_that_cannot_pay_is_not_asked():
         assert speculator.draft(sequences, 0, 100, False) is None
         speculator.plain_step(1, 1, 2e-3)
     assert proposer.asked == before
+
+
+def test_a_proposer_that_could_not_pay_if_it_were_always_right_is_not_even_tried_again():
+    proposer = Scripted(guess(0.9))
+    speculator = make(proposer)
+    sequences = some(1)
+    speculator.draft(sequences, 0, 100, False)
+    proposer.cost_s = 5e-3
+    for _ in range(5000):
+        if speculator.is_idle or speculator.draft(sequences, 0, 100, False) is None:
+            speculator.plain_step(1, 1, 2e-3)
+    assert proposer.asked == 1
+    assert speculator.is_idle
 
 
 def test_a_proposer_that_fails_is_switched_off_and_nobody_else(caplog):
