@@ -86,8 +86,8 @@ def sample_trees(
     """
 
 def top_rows(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return ids and log-probabilities [M, count] of the likeliest candidates of each row of `logits` [M, V'], likeliest
-    first, equal ones by id. A row with a NaN, or without a finite largest logit, has log-probabilities of -inf.
+    """Return ids and log-probabilities [M, count] of the likeliest candidates of each row of `logits` [M, V'],
+    likeliest first, equal ones by id. A row with a NaN, or without a finite largest logit, has log-probabilities of -inf.
     """
 
 def row_max(row: NDArray[np.float32]) -> tuple[float, int, bool]:
@@ -253,8 +253,8 @@ class ProgramBuilder:
     def gather_rows(self, x: _View, out: _View) -> None: ...
     def permute(self, x: _View, *, permutation: int, out: _View) -> None: ...
     def begin_heads(self, *, inputs: list[_View], logits: int, count: int) -> None:
-        """Let operations added from here on be the heads', `count` of them: hidden states are copied to each of `inputs`
-        before they run, and they leave their answers in the buffer `logits`."""
+        """Let operations added from here on be the heads', `count` of them: hidden states are copied to each of
+        `inputs` before they run, and they leave their answers in the buffer `logits`."""
 
     def finish(self, logits: int, *, hidden: _View | None = None, threads: int, instruction_set: str) -> Program: ...
 
