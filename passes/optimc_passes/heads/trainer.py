@@ -37,7 +37,7 @@ SAVE_S = 60.0
 _CHECKS = 12
 """Times the heads are looked at on held-out text."""
 _PATIENCE = 3
-"""Looks without a better one after which there is nothing left to gain."""
+"""Looks without a better one, in the second half of the way, after which there is nothing left to gain."""
 _CHECKED_POSITIONS = 4096
 _DECAY = 0.8
 """A head's weight in the loss, relative to the one before it: its guesses count only where theirs were right."""
@@ -175,7 +175,7 @@ class Trainer:
                 self._check(state)
             state.seconds += time.monotonic() - begin
             self._progress(state.step, self._steps, "train")
-            if state.checks_since >= _PATIENCE:
+            if state.checks_since >= _PATIENCE and 2 * state.step >= self._steps:
                 stopped = f"held-out text gained nothing in {_PATIENCE} looks"
                 break
             if folder is not None and time.monotonic() - saved >= SAVE_S:
