@@ -54,6 +54,19 @@ def test_answers_are_those_without_guesses(make_engine, drive, batch, temperatur
         assert stats.steps < emitted
 
 
+def test_generate_and_stream_join_outputs_of_several_tokens(make_engine, drive):
+    params = SamplingParams(max_tokens=80, temperature=0.8, seed=3, logprobs=1)
+    plain, engine = make_engine(script=LOOPING, **WIDE), make_engine(speculating(always=True), script=LOOPING, **WIDE)
+    [expected] = plain.generate([[1, 2]], params)
+    [generation] = engine.generate([[1, 2]], params)
+    assert generation.token_ids == expected.token_ids
+    assert [each.token_id for each in generation.logprobs] == list(generation.token_ids)
+    outputs = list(engine.stream([1, 2], params))
+    assert len(outputs) < 60
+    assert tuple(token for output in outputs for token in output.token_ids) == expected.token_ids
+    assert all(len(output.logprobs) == len(output.token_ids) for output in outputs)
+
+
 def test_a_request_can_do_without(make_engine, drive):
     engine = make_engine(speculating(always=True), script=LOOPING, **WIDE)
     [inbox] = answers(engine, drive, [[1, 2]], [drive.greedy(60, speculation="off")])
