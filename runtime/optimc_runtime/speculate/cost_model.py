@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 MOST_ROWS = 512
 """Rows that are looked up; beyond, the last slope goes on."""
-CLIP = 0.1
-"""A step that takes far longer or shorter than believed teaches no more than this share: others use the machine."""
+CLIP_SLOW, CLIP_FAST = 0.1, 0.4
+"""A step that takes longer or shorter than believed teaches no more than these shares: when others use the machine
+steps get slower, never faster."""
 CONTEXT_RATE = 0.05
 """How fast the share that is the same for all rows follows: contexts grow, the machine slows down."""
 KNOT_RATE = 0.06
@@ -51,8 +52,7 @@ class CostModel:
     def correct(self, sequences: int, rows: int, seconds: float) -> None:
         """Learn a little from a step."""
         believed = self.seconds(sequences, rows)
-        limit = CLIP * believed
-        error = min(limit, max(-limit, seconds - believed))
+        error = min(CLIP_SLOW * believed, max(-CLIP_FAST * believed, seconds - believed))
         if sequences > 1:
             self._per_sequence_s = max(0.0, self._per_sequence_s + CONTEXT_RATE * error / (sequences - 1))
         else:

@@ -84,6 +84,16 @@ def test_one_slow_step_hardly_counts():
     assert cost.seconds(1, 4) < 1.02 * 2.25e-3
 
 
+def test_costs_believed_too_high_are_unlearned_sooner_than_those_too_low():
+    def error(factor):
+        cost = CostModel([(rows, factor * seconds) for rows, seconds in MEASURED])
+        for _ in range(40):
+            cost.correct(1, 4, 2.25e-3)
+        return abs(cost.seconds(1, 4) - 2.25e-3)
+
+    assert error(2.0) < 0.5 * error(0.5)
+
+
 def test_a_proposer_that_is_never_worth_it_is_asked_less_and_less():
     attention = Attention()
     asked, step = [], 0
