@@ -87,7 +87,8 @@ def sample_trees(
 
 def top_rows(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return ids and log-probabilities [M, count] of the likeliest candidates of each row of `logits` [M, V'],
-    likeliest first, equal ones by id. A row with a NaN, or without a finite largest logit, has log-probabilities of -inf.
+    likeliest first, equal ones by id. A row with a NaN, or without a finite largest logit, has log-probabilities of
+    -inf.
     """
 
 def row_max(row: NDArray[np.float32]) -> tuple[float, int, bool]:
