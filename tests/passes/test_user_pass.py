@@ -169,7 +169,7 @@ def test_every_breach_of_the_contract_is_reported_at_once(write):
         "Bad does not fill in run",
         "Bad name is 'Bad Name', want lower-case letters, digits and underscores",
         "Bad version is 0, want a whole number from 1",
-        "Bad stage is 'later', want 'weights' or 'graph'",
+        "Bad stage is 'later', want 'weights', 'graph' or 'heads'",
         "Bad has no docstring; it is what `optimc recipe-schema` and readers see",
         "Bad option times is not described; put a docstring below it",
     ]
@@ -177,7 +177,7 @@ def test_every_breach_of_the_contract_is_reported_at_once(write):
         "Empty does not fill in run",
         "Empty name is None, want lower-case letters, digits and underscores",
         "Empty version is None, want a whole number from 1",
-        "Empty stage is None, want 'weights' or 'graph'",
+        "Empty stage is None, want 'weights', 'graph' or 'heads'",
         "Empty config_type is None, want a subclass of PassConfig",
     ]
 

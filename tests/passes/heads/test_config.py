@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from optimc.errors import ConfigError
+from optimc_passes.heads.config import HeadsData, MedusaConfig
 from optimc_passes.registry import make_pass
+
+
+README = Path(__file__).parents[3] / "passes" / "README.md"
 
 
 def refused(**options):
@@ -63,3 +70,10 @@ def test_options_are_told_under_the_names_recipes_use():
     assert "known: batch_tokens, bits, blocks, conditioned, data, draft_vocab, epochs, from, heads" in refused(
         from_="x"
     )
+
+
+def test_every_option_is_in_the_readme():
+    section = README.read_text().partition("## Heads")[2].partition("\n## ")[0]
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"^\| (`.*?`) \| ", section, re.MULTILINE))))
+    fields = {field.alias or name for name, field in MedusaConfig.model_fields.items()}
+    assert fields | set(HeadsData.model_fields) == named
