@@ -1,5 +1,7 @@
 """What a recipe may write under `passes`, and which passes it stands for."""
 
+from pathlib import Path
+
 import pytest
 
 from optimc.build import BuildOptions, read_inputs
@@ -161,3 +163,15 @@ def test_the_catalog_lists_what_exists_without_a_recipe(tmp_path):
     assert len(catalog) == len(set(catalog))
     assert "rtn" in catalog
     assert "rtm" not in catalog
+
+
+def test_heads_to_take_over_are_looked_for_beside_the_recipe(tmp_path):
+    (tmp_path / "published").mkdir()
+    (pass_,) = PassCatalog(tmp_path).make("medusa", {"from": "published"}, "passes[0]")
+    assert pass_.config.from_ == str(tmp_path / "published")
+    with pytest.raises(ConfigError, match=r"passes\[0\].from: 'unpublished' is neither a folder nor a file"):
+        PassCatalog(tmp_path).make("medusa", {"from": "unpublished"}, "passes[0]")
+
+
+def test_the_schema_of_heads_has_the_keys_recipes_use():
+    assert "from" in PassCatalog(Path())["medusa"].model_json_schema()["properties"]

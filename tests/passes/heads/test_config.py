@@ -11,7 +11,6 @@ from optimc.errors import ConfigError
 from optimc_passes.heads.config import HeadsData, MedusaConfig
 from optimc_passes.registry import make_pass
 
-
 README = Path(__file__).parents[3] / "passes" / "README.md"
 
 
