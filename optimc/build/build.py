@@ -71,7 +71,8 @@ def build_recipe(
         check_kv(inputs, config, check_model(inputs, config))
 
     checkpoint = load_model(inputs, options, check_config)
-    key = build_key(inputs.recipe, inputs.passes, checkpoint.digest)
+    files = [pass_.files_digest for pass_ in inputs.passes if pass_.files_digest is not None]
+    key = build_key(inputs.recipe, inputs.passes, "+".join([checkpoint.digest, *files]))
     existing = None if options.fresh or options.dump_graph else _read_existing(inputs.output)
     if existing is not None and existing.manifest.source.build_key == key:
         seconds = time.perf_counter() - start

@@ -153,7 +153,11 @@ class ServedModel:
             raise failures[0]
 
     def step_costs(self, rows: Sequence[int], context: int = 256) -> dict[int, float]:
-        """Return the median seconds of a step of one sequence by its rows; the engine must be idle."""
+        """Return the median seconds of a step of one sequence by its rows; the engine must be idle.
+
+        Sizes beyond the largest step are left out.
+        """
+        rows = [count for count in rows if count <= self._engine.limits.max_step_tokens]
         context = max(1, min(context, self.max_seq_len - max(rows)))
         plans = {count: self._chain(count, context) for count in rows}
         seconds: dict[int, list[float]] = {count: [] for count in rows}

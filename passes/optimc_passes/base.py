@@ -111,6 +111,11 @@ class Pass(ABC, Generic[ConfigT]):
         """Whether the result depends on calibration text. A class attribute may stand in its place."""
         return False
 
+    @property
+    def files_digest(self) -> str | None:
+        """SHA-256 over files beside the checkpoint that the options name; None if they name none."""
+        return None
+
     def host_bytes(self, artifact: Artifact) -> int:  # noqa: ARG002 - subclasses look
         """Return the most memory `run` needs beyond what the process holds before, in bytes, from shapes alone."""
         return 0
@@ -133,6 +138,8 @@ class Pass(ABC, Generic[ConfigT]):
         parts = [self.name, self.version, self.describe_config(), calibration]
         if self.source_digest is not None:
             parts.append(self.source_digest)
+        if self.files_digest is not None:
+            parts.append(self.files_digest)
         return derive_key(artifact.key, *parts)
 
     def describe_config(self) -> dict[str, Any]:

@@ -112,7 +112,9 @@ def test_onnxruntime_serves_heads_too(build_heads):
 def test_heads_of_a_quantized_model_serve_it(build_heads):
     rtn = {"rtn": {"bits": 4, "group_size": 32, "symmetric": False}}
     heads = {"medusa": HEADS | {"bits": 4, "tree": "chain:2"}}
-    result = build_heads("medusa_int4", passes=[rtn, "fuse", heads])
+    limits = {"max_seq_len": 256, "max_step_tokens": 16, "max_seqs": 16, "kv_memory": "4MiB"}
+    result = build_heads("medusa_int4", passes=[rtn, "fuse", heads], limits=limits)
+    assert max(rows for rows, _ in result.manifest.medusa.tree.costs) == 16, "no step is larger"
     assert result.manifest.medusa.tree.source == "chain"
     assert result.manifest.medusa.bits == 4
     assert answers(result.path, "medusa")[0] == answers(result.path, "off")[0]

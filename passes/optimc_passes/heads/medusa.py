@@ -59,14 +59,14 @@ class Medusa(Pass[MedusaConfig]):
         """Continuations follow calibration text; conversations need none."""
         return self.config.from_ is None and self.config.data.prose_tokens > 0
 
-    def result_key(self, artifact: Artifact) -> str:
-        """Return the content address; of heads that are taken over, what is in their files counts."""
-        key = super().result_key(artifact)
+    @property
+    def files_digest(self) -> str | None:
+        """SHA-256 over the files of heads that are taken over."""
         if self.config.from_ is None:
-            return key
+            return None
         place = Path(self.config.from_)
         files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.is_file())
-        return derive_key(key, [[path.name, file_sha256(path)] for path in files])
+        return derive_key(*([path.name, file_sha256(path)] for path in files))
 
     def host_bytes(self, artifact: Artifact) -> int:
         """Return what training holds: both tables in float32, the heads five times over, logits of a batch."""

@@ -70,7 +70,10 @@ class TargetModel(Protocol):
         ...
 
     def step_costs(self, rows: Sequence[int], context: int = 256) -> dict[int, float]:
-        """Return the seconds that a step of one sequence takes by its number of rows, each with logits: medians."""
+        """Return the seconds that a step of one sequence takes by its number of rows, each with logits: medians.
+
+        Sizes that no step can have are left out.
+        """
         ...
 
 
