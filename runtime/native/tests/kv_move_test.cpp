@@ -30,6 +30,15 @@ std::vector<std::vector<double>> contents(const KvLayer& layer) {
     return all;
 }
 
+std::vector<std::vector<std::byte>> slot_bytes(const KvLayer& layer) {
+    std::vector<std::vector<std::byte>> all;
+    for (std::int64_t slot = 0; slot < kSlots; ++slot) {
+        all.emplace_back(kv_slot_bytes(layer));
+        kv_read_slot(layer, slot, all.back().data());
+    }
+    return all;
+}
+
 void expect_move(const KvKind& kind, int block_size, int head_dim, const std::vector<std::int64_t>& src,
                  const std::vector<std::int64_t>& dst) {
     const std::int64_t blocks = kSlots / block_size;
@@ -42,11 +51,15 @@ void expect_move(const KvKind& kind, int block_size, int head_dim, const std::ve
     // Every float32 and every pair of bytes is a number of modest size.
     for (std::uint8_t& byte : pool) byte = static_cast<std::uint8_t>(random() % 60);
     const std::vector<std::vector<double>> before = contents(layer);
+    std::vector<std::vector<std::byte>> want_bytes = slot_bytes(layer);
+    const std::vector<std::vector<std::byte>> bytes_before = want_bytes;
     const std::int64_t count = static_cast<std::int64_t>(src.size());
     std::vector<std::byte> scratch(kv_move_scratch(layer, count));
     kv_move(layer, src.data(), dst.data(), count, scratch.data());
     std::vector<std::vector<double>> want = before;
     for (std::size_t i = 0; i < src.size(); ++i) want[dst[i]] = before[src[i]];
+    for (std::size_t i = 0; i < src.size(); ++i) want_bytes[dst[i]] = bytes_before[src[i]];
+    CHECK(slot_bytes(layer) == want_bytes);
     CHECK(contents(layer) == want);
     CHECK(src == dst || want != before);
 }
