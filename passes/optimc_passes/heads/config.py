@@ -57,7 +57,7 @@ class MedusaConfig(PassConfig):
     """The text that heads are trained on."""
     minutes: float = Field(default=18.0, gt=0, le=1 << 16)
     """Most minutes of training; sampling and measuring come on top."""
-    epochs: float = Field(default=8.0, gt=0, le=1000)
+    epochs: float = Field(default=12.0, gt=0, le=1000)
     """Times the text is gone through, if the minutes suffice."""
     batch_tokens: int = Field(default=512, ge=16, le=1 << 16)
     """Positions of a training step."""

@@ -6,7 +6,7 @@ ends up in the matrix. Where the token that came is not in the draft vocabulary 
 position does not count: on average that weighs it by the model's mass inside. A head starts as the model's output head.
 
 Nearly all of a step's arithmetic is logits. So a step looks at some columns of the draft vocabulary: those its targets
-are about, and a few drawn from the rest, whose exponentials count for all they were drawn from.
+are about, and a few drawn from the rest, which count for all they were drawn from.
 
 Letters: N positions, K heads, d hidden size, V' draft vocabulary.
 """
@@ -210,7 +210,7 @@ class Trainer:
         segments, later = batch.labels.shape
         wanted = torch.softmax((batch.later.flatten(0, 1).to(torch.bfloat16) @ self._low.T).float(), dim=1)
         columns, counted = self._columns(wanted, step)
-        wanted = wanted[:, columns].view(segments, later, -1)
+        wanted = (wanted[:, columns] * counted.exp()).view(segments, later, -1)
         shared = self._low[columns]
         gradients = []
         for head, rows in enumerate(x.to(torch.bfloat16)):
