@@ -12,11 +12,12 @@ from peer.server_process import ServerProcess
 
 
 class OptimcServer:
-    """Starts the server and waits until it is ready. The plan's checksums are verified, as is the default."""
+    """Starts the server and waits until it is ready. The plan's checksums are verified, as is the default. Tokens are not
+    guessed ahead: answers to random prompts loop, and guesses of a loop would flatter us."""
 
     def __init__(self, plan: Path, *, kv_memory: str) -> None:
         port = free_port()
-        options = ["--port", str(port), "--threads", str(THREADS), "--kv-memory", kv_memory]
+        options = ["--port", str(port), "--threads", str(THREADS), "--kv-memory", kv_memory, "--no-speculation"]
         self.command = (sys.executable, "-m", "optimc", "serve", str(plan), *options)
         self.server = ServerProcess(self.command, url=f"http://127.0.0.1:{port}")
 
