@@ -13,6 +13,8 @@ from optimc.plan.pass_report import PassReport
 from optimc.plan.reader import Plan
 
 _SETTINGS = ("target", "model", "limits", "kv", "tokens", "generation_defaults")
+_HEADS = ("num_heads", "num_blocks", "conditioned", "projection", "draft_vocab_size", "bits", "base_hash")
+"""Not what was measured of them, nor the tree that came of it."""
 _SOURCES = ("model", "model_hash", "calibration_hash", "tools")
 _COUNTS = ("exported_nodes", "cleaned_nodes", "attached_nodes", "fused_nodes")
 
@@ -34,7 +36,7 @@ class PlanDifference(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     settings: Changes
-    """Target, geometry, limits, cache layout, tokens, sampling defaults, sources."""
+    """Target, geometry, limits, cache layout, tokens, sampling defaults, Medusa heads, sources."""
     passes: Changes
     """Pass to its options and version; the second run of a pass in one plan is "rtn (2)"."""
     fusions: Changes
@@ -74,7 +76,8 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
     sources = {name: data["source"][name] for name in _SOURCES}
     # By layer: one line for each that differs, not the whole list twice.
     data["kv"]["layers"] = {str(index): layer for index, layer in enumerate(data["kv"]["layers"])}
-    return dict(_walk({**{name: data[name] for name in _SETTINGS}, "source": sources}))
+    heads = {} if data["medusa"] is None else {name: data["medusa"][name] for name in _HEADS}
+    return dict(_walk({**{name: data[name] for name in _SETTINGS}, "heads": heads, "source": sources}))
 
 
 def _passes(manifest: Manifest) -> dict[str, Any]:

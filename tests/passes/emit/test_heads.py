@@ -27,6 +27,7 @@ from optimc.plan import (
     TokenIds,
     write_plan,
 )
+from optimc.plan.plan_difference import plan_difference
 from optimc_passes.artifact import Artifact
 from optimc_passes.emit import TARGETS, Lowered, LoweringOptions
 from optimc_passes.emit.heads_tensors import described_heads
@@ -370,6 +371,23 @@ def test_what_heads_share_lies_in_the_plan_once(served: Served, tiny_decoder: An
     blocks = 3 * (2 * HIDDEN * HIDDEN + HIDDEN) * 4
     # Panels are padded, and small vectors stay in the graph: nothing beside half the size of a table.
     assert abs(own - blocks) < VOCAB * HIDDEN * 4 / 2
+
+
+def test_plans_with_and_without_heads_differ_by_their_description(
+    served: Served, tiny_decoder: Any, tmp_path: Path
+) -> None:
+    plan = served.write(tmp_path / "engine.plan")
+    plain = Served(tiny_decoder, served.target).write(tmp_path / "plain.plan")
+    changes = plan_difference(plain, plan).settings
+    assert {name: change.right for name, change in changes.items()} == {
+        "heads.num_heads": 3,
+        "heads.num_blocks": 1,
+        "heads.conditioned": True,
+        "heads.projection": "shared",
+        "heads.draft_vocab_size": VOCAB,
+        "heads.base_hash": "",
+    }
+    assert plan_difference(plan, plan).is_empty
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
