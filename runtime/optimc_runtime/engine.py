@@ -191,9 +191,11 @@ class Engine:
         with self._wake:
             executor_open, self._executor_open = self._executor_open, False
         if executor_open:
-            if self._speculator is not None:
-                self._speculator.close()
-            self._executor.close()
+            try:
+                if self._speculator is not None:
+                    self._speculator.close()
+            finally:
+                self._executor.close()
 
     def submit(
         self,
@@ -463,10 +465,15 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while self._turn(wait=True) or self._state is _State.RUNNING:
-                pass
+            while self._is_needed():
+                self._turn(wait=True)
         except Exception as error:  # our own bug: nobody may wait for an answer that never comes
             self._break(error)
+
+    def _is_needed(self) -> bool:
+        """Whether the thread has to go on. Once it has not, nothing more can arrive: both are decided under the lock."""
+        with self._wake:
+            return self._state is _State.RUNNING or self._has_news()
 
     def _turn(self, *, wait: bool = False) -> bool:
         """Take in what arrived and run one step; return whether work is left. With `wait`, sleep until there is any."""

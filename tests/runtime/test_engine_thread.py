@@ -42,6 +42,27 @@ def test_a_drain_that_takes_too_long_aborts_the_rest(make_engine, drive):
     drive.assert_idle(engine)
 
 
+def test_what_arrives_while_the_thread_is_about_to_leave_is_answered(make_engine, drive):
+    """A request that came after the thread's last look, and before `close`, is ended like any other."""
+    engine = make_engine()
+    turn, late = engine._turn, []
+
+    def turn_and_submit(**options):
+        has_news = turn(**options)
+        if not has_news and not late:
+            late.append(drive.submit(engine, [2], drive.greedy(3)))
+            engine._leave(engine._state.STOPPING)
+        return has_news
+
+    engine._turn = turn_and_submit
+    engine.start()
+    first = drive.submit(engine, [1], drive.greedy(3))
+    engine._thread.join(10)
+    assert first.reason == "length"
+    assert [inbox.reason for inbox in late] == ["abort"]
+    drive.assert_idle(engine)
+
+
 def test_an_idle_engine_sleeps(make_engine, drive):
     engine = make_engine()
     turns = []
