@@ -211,7 +211,7 @@ def test_a_draft_is_what_numpy_says(tiny_decoder: Any, tmp_path: Path, target: s
 
 
 @pytest.mark.parametrize("variant", ["conditioned-shared-whole", "conditioned-shared-part", "plain-shared-part-deep"])
-@pytest.mark.parametrize(("bits", "group"), [(8, 16), (4, 24)])
+@pytest.mark.parametrize(("bits", "group"), [(8, 16), (4, 24), (6, 48)])
 def test_heads_in_codes_lose_what_rounding_activations_loses(
     tiny_decoder: Any, quantized: Any, tmp_path: Path, variant: str, bits: int, group: int
 ) -> None:
