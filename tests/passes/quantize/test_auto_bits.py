@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from optimc.errors import PassError
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
+from optimc_passes.calibrate import Calibration
 from optimc_passes.quantize.auto_bits import AutoBits, AutoBitsConfig
 from optimc_passes.quantize.awq import Awq, AwqConfig
 from optimc_passes.quantize.gptq import Gptq, GptqConfig
@@ -113,6 +114,24 @@ def test_what_is_measured_is_the_divergence_of_rounding_that_set_alone(artifact_
     assert 0 < total < outcome.report.metrics["predicted_kl"]
 
 
+@pytest.mark.parametrize("windows", [2, 4])
+def test_rounding_by_gptq_is_measured_on_rows_it_was_not_fitted_to(artifact_of: Any, windows: int):
+    """With all rows measured there are no others to fit to."""
+    artifact = artifact_of(make_model(), tokens=48)
+    outcome = auto_bits(artifact, bits=[3], average_bits=3.0, windows=windows, rounding="gptq")
+    rows = artifact.calibration.tokens
+    fitted = rows[windows:] or rows
+    calibrated = artifact.evolve(calibration=Calibration(fitted, "fitted", 48 * len(fitted), "random tokens"))
+    for names in (["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["mlp.down_proj"]):
+        layers = [f"model.layers.0.{name}" for name in names]
+        options = {"bits": 3, "group_size": 32, "only": layers, "sweeps": 0, "refit": False}
+        one = Gptq(GptqConfig(**options))(calibrated).artifact
+        row = next(row for row in outcome.report.layers if row.layer == layers[-1])
+        measured = float(row.note.split("divergence ")[1].split(" ")[0])
+        assert measured == pytest.approx(divergence(artifact, one.weights, rows[:windows]), rel=0.06, abs=1e-6)
+    assert any("rounded by GPTQ" in line for line in outcome.report.decisions)
+
+
 def test_a_choice_beats_one_width_for_all_at_the_same_average(artifact_of: Any):
     artifact = artifact_of(make_model())
     chosen = auto_bits(artifact, average_bits=4.0, windows=4).artifact
@@ -171,6 +190,17 @@ def test_a_layer_may_stay_dense_if_allowed(artifact_of: Any):
     assert None in bits.values()
     assert outcome.report.metrics["payload_bits"] <= 8.0
     assert any("stay dense" in line for line in outcome.report.decisions)
+
+
+def test_a_layer_that_no_group_size_fits_stays_dense_if_allowed(artifact_of: Any):
+    others = 4 * 3 * sum(size for name, size in LAYER_ELEMENTS.items() if name != "down_proj")
+    options = {"bits": [4], "group_sizes": [48], "dense": True, "max_bytes": others + 16384}
+    outcome = auto_bits(artifact_of(make_model()), **options)
+    bits = bits_of(outcome)
+    assert bits["model.layers.1.mlp.down_proj"] == 4  # 96 columns; all others have 64
+    assert bits["model.layers.1.self_attn.o_proj"] is None
+    row = next(row for row in outcome.report.layers if row.layer == "model.layers.1.self_attn.o_proj")
+    assert row.note == "model.layers.1.self_attn.o_proj: none of the group sizes divides its columns"
 
 
 def test_the_frontier_runs_from_the_cheapest_to_the_best_and_marks_the_choice(artifact_of: Any):
@@ -242,12 +272,13 @@ def test_a_cache_measurement_is_that_of_rounded_keys_and_values(artifact_of: Any
     assert found.kv[2]["int4"] == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
 def test_a_measurement_that_was_stopped_goes_on_behind_its_last_layer(
-    artifact_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifact_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounding: str
 ):
     artifact = artifact_of(make_model())
     options = {"average_bits": 4.0, "group_sizes": (32,), "ignore": (), "kv": {"dtypes": ("int8", "int4")}}
-    pass_ = AutoBits(AutoBitsConfig(**options))
+    pass_ = AutoBits(AutoBitsConfig(**options, rounding=rounding))
     measured: list[float] = []
     plain = Predictions.divergence
 
@@ -283,6 +314,7 @@ from pathlib import Path
 import numpy as np
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
+from optimc_passes.calibrate import Calibration
 from optimc_passes.calibrate import Calibration
 from optimc_passes.load import load_checkpoint
 from optimc_passes.quantize.auto_bits import AutoBits, AutoBitsConfig
