@@ -12,8 +12,10 @@ from peer.server_process import ServerProcess
 
 
 class OptimcServer:
-    """Starts the server and waits until it is ready. The plan's checksums are verified, as is the default. Tokens are not
-    guessed ahead: answers to random prompts loop, and guesses of a loop would flatter us."""
+    """Starts the server and waits until it is ready. The plan's checksums are verified, as is the default.
+
+    Nobody guesses tokens ahead: answers to random prompts loop, and guesses of a loop would flatter us.
+    """
 
     def __init__(self, plan: Path, *, kv_memory: str) -> None:
         port = free_port()
