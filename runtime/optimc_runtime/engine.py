@@ -471,7 +471,7 @@ class Engine:
             self._break(error)
 
     def _is_needed(self) -> bool:
-        """Whether the thread has to go on. Once it has not, nothing more can arrive: both are decided under the lock."""
+        """Whether the thread has to go on. If not, nothing more can arrive: both are decided under the lock."""
         with self._wake:
             return self._state is _State.RUNNING or self._has_news()
 
