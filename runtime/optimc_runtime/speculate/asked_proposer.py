@@ -14,6 +14,9 @@ LIKELY, UNLIKELY = 0.6, 0.1
 """Estimates of the deepest guess above and below which a proposer is asked for twice or half as many tokens."""
 SMOOTHING = 0.1
 """Share of the newest value in running means."""
+OUTLIER = 3.0
+"""Times what asking is believed to take that a single time can count for: a text's first indexing, and what else the
+machine does, are no part of what a guess costs."""
 
 
 class AskedProposer:
@@ -42,7 +45,8 @@ class AskedProposer:
     def take_time(self, seconds: float) -> None:
         """Asking for one sequence has just taken that long."""
         if not self.proposer.times_itself:
-            self.proposer.cost_s += SMOOTHING * (seconds - self.proposer.cost_s)
+            believed_s = self.proposer.cost_s
+            self.proposer.cost_s += SMOOTHING * (min(seconds, OUTLIER * believed_s) - believed_s)
 
     def take_usual(self, estimates: list[float]) -> None:
         """Bring the running means of its estimates up to date, rank by rank."""

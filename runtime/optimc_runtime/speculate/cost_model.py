@@ -13,6 +13,8 @@ CONTEXT_RATE = 0.05
 """How fast the share that is the same for all rows follows: contexts grow, the machine slows down."""
 KNOT_RATE = 0.06
 """How fast the share of single rows follows."""
+LEAST_SHARE = 0.05
+"""Share of what one row was measured to take below which no step is believed to fall: costs stay above 0."""
 UNMEASURED: tuple[tuple[int, float], ...] = ((1, 2e-3), (4, 2.4e-3), (8, 4.5e-3), (16, 7e-3), (32, 13e-3))
 """Believed of a machine nobody has measured: the shape that small models in 4 bits have on two cores."""
 
@@ -49,6 +51,11 @@ class CostModel:
         context_s = self._context_s + self._per_sequence_s * (sequences - 1)
         return [seconds + context_s for seconds in self._table[rows : rows + count + 1]]
 
+    def around(self, sequences: int) -> tuple[tuple[int, float], ...]:
+        """Return (rows, seconds) of steps of so many sequences: plain ones, and some with more and more guesses."""
+        rows = {sequences, *range(sequences + 1, sequences + 5), sequences + 8, 2 * sequences, 4 * sequences}
+        return tuple([(count, self.seconds(sequences, count)) for count in sorted(rows)])
+
     def correct(self, sequences: int, rows: int, seconds: float) -> None:
         """Learn a little from a step."""
         believed = self.seconds(sequences, rows)
@@ -56,7 +63,8 @@ class CostModel:
         if sequences > 1:
             self._per_sequence_s = max(0.0, self._per_sequence_s + CONTEXT_RATE * error / (sequences - 1))
         else:
-            self._context_s += CONTEXT_RATE * error
+            least_s = (LEAST_SHARE - 1) * self._seconds[0]
+            self._context_s = max(least_s, self._context_s + CONTEXT_RATE * error)
         knots, values = self._rows, self._seconds
         knot = 0
         while knot + 1 < len(knots) and abs(knots[knot + 1] - rows) <= abs(knots[knot] - rows):

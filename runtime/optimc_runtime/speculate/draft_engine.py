@@ -7,6 +7,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from optimc.errors import EngineError
 from optimc_runtime.block_pool import BlockPool
 from optimc_runtime.config import StepLimits
 from optimc_runtime.executor.base import Executor
@@ -40,7 +41,7 @@ class DraftEngine:
         """By order of the sequence drafted for: the same tokens, and guesses, as this model's pool holds them."""
 
     def propose(self, sequences: list[Sequence], most_depth: int) -> list[Proposal | None]:
-        """Return a greedy chain for each sequence there is room for."""
+        """Return a greedy chain for each sequence there is room for. Raises EngineError for logits that say nothing."""
         proposals: list[Proposal | None] = [None] * len(sequences)
         mine: list[tuple[int, Sequence]] = []
         for place, sequence in enumerate(sequences):
@@ -59,6 +60,8 @@ class DraftEngine:
                 started_s = perf_counter()  # reading what was missed is no part of what a guess costs
             best = logits.argmax(1)
             top = logits[np.arange(len(best)), best]
+            if not np.isfinite(top).all():
+                raise EngineError("the draft plan's logits hold NaN or infinity")
             shares = 1 / np.exp(logits - top[:, None]).sum(1)
             for copy, token, share, its_tokens, its_confidences in zip(
                 copies, best.tolist(), shares.tolist(), tokens, confidences, strict=True

@@ -81,7 +81,7 @@ class _Index:
     def __init__(self, shortest: int) -> None:
         self.tokens: list[int] = []
         self._shortest = shortest
-        self._latest: dict[tuple[int, ...] | int, int] = {}
+        self._latest: dict[tuple[int, ...], int] = {}
         self._earlier: list[int] = []
         """By place: the place before it where the same run ended; 0 for none. A place is the index of what follows."""
 

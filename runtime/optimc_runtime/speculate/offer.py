@@ -27,6 +27,12 @@ class Offer:
         """Expected tokens of the nodes by which proposals are compared."""
         return sum(self.estimates[:COMPARED_NODES])
 
+    @property
+    def deepest(self) -> float:
+        """The estimate of the last node; 0 if it was not worth one."""
+        estimates = self.estimates
+        return estimates[-1] if estimates and len(estimates) == len(self.tokens) else 0.0
+
     def _sort(self) -> None:
         """Order nodes by estimate. Parents stay before children: none is less likely than its child."""
         order = sorted(range(len(self.parents)), key=lambda node: -self.estimates[node])

@@ -133,17 +133,18 @@ class ProposingSpeculator:
     def stats(self) -> SpeculationStats:
         """Return a snapshot."""
         batch, tally = self._batch, self._tally
-        rows = sorted({batch, *range(batch + 1, batch + 5), batch + 8, 2 * batch, 4 * batch})
+        # `add_path` may be at work: tried are counted before accepted, so accepted are read before tried.
+        accepted = tuple(tally.position_accepted)
         return SpeculationStats(
             mode=self._options.mode,
             is_active=not self.is_idle,
             proposers={each.name: each.stats() for each in self._known},
-            position_drafted=tuple(tally.position_drafted),
-            position_accepted=tuple(tally.position_accepted),
+            position_drafted=tuple(tally.position_drafted[: len(accepted)]),
+            position_accepted=accepted,
             sequence_steps=tally.sequence_steps,
             emitted=tally.emitted,
             draft_s=tally.draft_s,
-            costs=tuple([(count, self.cost.seconds(batch, count)) for count in rows]),
+            costs=self.cost.around(batch),
         )
 
     def close(self) -> None:
@@ -172,43 +173,55 @@ class ProposingSpeculator:
         if not asked.is_cheap and not self._can_pay(asked, len(places), len(sequences), other_rows):
             self._strike(asked, len(sequences), other_rows)
             return
-        started_s = perf_counter()
-        depth = min(asked.depth, max(SHALLOWEST, BATCH_NODES // len(places)))
+        depth = min(asked.depth, max(SHALLOWEST, BATCH_NODES // len(places)), self._options.max_nodes)
         if self._options.always:
             depth = self._options.max_nodes
         wanted = sequences if len(places) == len(sequences) else [sequences[place] for place in places]
         try:
-            proposals = asked.proposer.propose(wanted, depth)
+            offers = self._offers(asked, wanted, depth, chains_only=chains_only)
         except Exception as error:  # guessing is never worth a request: go on without
             _log.error("the %s proposer failed and is switched off", asked.name, exc_info=error)
             self._asked = [each for each in self._asked if each is not asked]
             self.wants_hidden = self.wants_hidden and asked.proposer is not self._medusa
             return
-        if asked.is_cheap or any(proposals):  # heads that know no hidden state yet have not been evaluated
-            asked.take_time((perf_counter() - started_s) / len(places))
         deepest, is_vain = -1.0, True
-        least = 0.0 if asked.attention.is_probing or self._options.always else LEAST
-        for place, proposal in zip(places, proposals, strict=True):
-            if proposal is None:
+        for place, offer in zip(places, offers, strict=True):
+            if offer is None:
                 continue
-            if chains_only:
-                proposal = first_path(proposal)
-            order = sequences[place].order
-            draft = Offer(asked, proposal, asked.calibration.estimates(order, proposal, least=least))
-            deepest = max(deepest, 0.0 if len(draft.estimates) < len(draft.tokens) else draft.estimates[-1])
-            if not draft.estimates:
-                asked.calibration.fade(order)
+            deepest = max(deepest, offer.deepest)
+            if not offer.estimates:
+                asked.calibration.fade(sequences[place].order)
                 continue
             is_vain = False
             other = drafts[place]
-            if other is None or draft.promise >= other.promise:
-                drafts[place] = draft
+            if other is None or offer.promise >= other.promise:
+                drafts[place] = offer
             if not asked.is_cheap:
-                asked.take_usual(draft.estimates)
+                asked.take_usual(offer.estimates)
         if deepest >= 0:
             asked.adapt_depth(deepest, self._options.max_nodes)
             if is_vain:
                 self._strike(asked, len(sequences), other_rows)
+
+    def _offers(
+        self, asked: AskedProposer, sequences: list[Sequence], depth: int, *, chains_only: bool
+    ) -> list[Offer | None]:
+        """Return what a proposer offers each sequence. Raises what it raises, and if it says what cannot be, as that a
+        guess is right with probability NaN."""
+        started_s = perf_counter()
+        proposals = asked.proposer.propose(sequences, depth)
+        if asked.is_cheap or any(proposals):  # heads that know no hidden state yet have not been evaluated
+            asked.take_time((perf_counter() - started_s) / len(sequences))
+        least = 0.0 if asked.attention.is_probing or self._options.always else LEAST
+        offers: list[Offer | None] = []
+        for sequence, proposal in zip(sequences, proposals, strict=True):
+            if proposal is None:
+                offers.append(None)
+                continue
+            if chains_only:
+                proposal = first_path(proposal)
+            offers.append(Offer(asked, proposal, asked.calibration.estimates(sequence.order, proposal, least=least)))
+        return offers
 
     def _can_pay(self, asked: AskedProposer, num_asked: int, num_sequences: int, other_rows: int) -> bool:
         """Whether even good guesses could be worth what asking for them costs."""

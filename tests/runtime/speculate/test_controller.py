@@ -84,6 +84,16 @@ def test_one_slow_step_hardly_counts():
     assert cost.seconds(1, 4) < 1.02 * 2.25e-3
 
 
+def test_costs_stay_above_nothing_however_wrong_they_were():
+    cost = CostModel([(1, 2e-3), (12, 5e-3), (16, 7e-3)])
+    for _ in range(2000):
+        cost.correct(1, 16, 1e-4)
+    assert 0 < cost.seconds(1, 1) <= cost.seconds(1, 16)
+    for _ in range(2000):
+        cost.correct(1, 1, 2e-3)
+    assert cost.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
+
+
 def test_costs_believed_too_high_are_unlearned_sooner_than_those_too_low():
     def error(factor):
         cost = CostModel([(rows, factor * seconds) for rows, seconds in MEASURED])

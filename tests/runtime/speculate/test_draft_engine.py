@@ -3,9 +3,12 @@
 import random
 import time
 
+import numpy as np
 import pytest
 
+from optimc.errors import EngineError
 from optimc_runtime.config import EngineConfig
+from optimc_runtime.executor.base import StepResult
 from optimc_runtime.sequence import Sequence
 from optimc_runtime.speculate.draft_engine import DraftEngine
 
@@ -79,6 +82,14 @@ def test_reading_what_was_missed_is_no_part_of_what_a_guess_costs(make_draft):
     sequence = a_sequence(0, list(range(30)))
     draft.propose([sequence], 3)
     assert 0.004 < draft.cost_s < 0.03
+
+
+def test_logits_that_say_nothing_are_an_error(make_draft):
+    draft, executor = make_draft()
+    execute = executor.execute
+    executor.execute = lambda plan: StepResult(np.full_like(execute(plan).logits, np.nan))
+    with pytest.raises(EngineError, match="hold NaN"):
+        draft.propose([a_sequence(0, [1, 2])], 2)
 
 
 def test_closing_closes_the_other_executor(make_draft):

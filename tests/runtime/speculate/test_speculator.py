@@ -4,6 +4,7 @@ import pytest
 
 from optimc_runtime.config import SpeculationOptions
 from optimc_runtime.sequence import Sequence, Status
+from optimc_runtime.speculate.asked_proposer import AskedProposer
 from optimc_runtime.speculate.cost_model import CostModel
 from optimc_runtime.speculate.proposal import Proposal, chain
 from optimc_runtime.speculate.speculator import ProposingSpeculator
@@ -195,6 +196,34 @@ def test_a_proposer_that_fails_is_switched_off_and_nobody_else(caplog):
     speculator.plain_step(1, 1, 2e-3)
     assert speculator.is_idle
     assert set(speculator.stats().proposers) == {"ngram", "draft"}  # what they did is not forgotten
+
+
+@pytest.mark.parametrize("said", [float("nan"), float("inf"), 7.0])
+def test_a_proposer_that_says_what_cannot_be_is_switched_off(caplog, said):
+    speculator = make(Scripted(guess(0.9), "ngram"), Scripted(guess(0.9, said), "draft"))
+    [tree] = speculator.draft(some(1), 0, 100, False)
+    assert tree.proposer == "ngram"
+    assert "the draft proposer failed and is switched off" in caplog.text
+
+
+def test_no_more_is_asked_for_than_one_sequence_may_get():
+    proposer = Scripted(guess(0.9))
+    depths = []
+    proposer.propose = lambda sequences, depth: depths.append(depth) or [proposer.proposal]
+    speculator = make(proposer, max_nodes=2)
+    for _ in range(3):
+        verify(speculator, some(1), speculator.draft(some(1), 0, 100, False), accepted=1)
+    assert depths == [2, 2, 2]
+
+
+def test_one_long_look_is_not_what_asking_costs():
+    asked = AskedProposer(Scripted(guess(0.9), cost_s=5e-6), is_cheap=True)
+    asked.proposer.times_itself = False
+    asked.take_time(8e-3)
+    assert asked.proposer.cost_s < 7e-6
+    for _ in range(40):
+        asked.take_time(1e-4)
+    assert asked.proposer.cost_s == pytest.approx(1e-4, rel=0.1)
 
 
 def test_figures_are_what_a_hand_counts():
