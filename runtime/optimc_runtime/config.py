@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -42,6 +41,9 @@ def _is_int(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+MOST_NODES = 256
+"""Guesses for one sequence that a step may have: who sees whom is a square of them."""
+
 SpeculationMode = Literal["off", "auto", "medusa", "ngram", "draft"]
 """Who proposes tokens: the plan's Medusa heads, n-grams of the text itself, another plan; auto: heads and n-grams."""
 
@@ -54,7 +56,7 @@ class SpeculationOptions:
     draft_plan: Path | None = None
     """The plan that drafts; given if and only if mode is "draft"."""
     max_nodes: int = 32
-    """Most guesses for one sequence in one step."""
+    """Most guesses for one sequence in one step, up to MOST_NODES."""
     ngram_min: int = 2
     """Shortest repetition, in tokens, that n-grams copy from."""
     ngram_max: int = 8
@@ -78,14 +80,18 @@ class SpeculationOptions:
         for name in ("max_nodes", "ngram_min", "ngram_max"):
             if not _is_int(getattr(self, name), 1):
                 faults.append(Fault(name, f"must be an integer of at least 1, got {getattr(self, name)!r}"))
+        if not faults and self.max_nodes > MOST_NODES:
+            faults.append(Fault("max_nodes", f"must be at most {MOST_NODES}, got {self.max_nodes}"))
         if not faults and self.ngram_max < self.ngram_min:
             faults.append(Fault("ngram_max", f"must be at least ngram_min {self.ngram_min}, got {self.ngram_max}"))
         if self.acceptance not in ("exact", "typical"):
             faults.append(Fault("acceptance", f"must be exact or typical, got {self.acceptance!r}"))
         for name in ("epsilon", "delta"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and 0 < value <= 1):
+            if not (isinstance(value, int | float) and 0 < value <= 1):
                 faults.append(Fault(name, f"must be above 0 and at most 1, got {value!r}"))
+        if not isinstance(self.always, bool):
+            faults.append(Fault("always", f"must be true or false, got {self.always!r}"))
         if faults:
             raise ConfigError("speculation", faults)
 

@@ -25,7 +25,7 @@ class StepBatch:
     states: list[SamplingState]
     """How they are to be sampled."""
     num_decodes: int
-    """Sequences that had one token to compute."""
+    """Sequences that compute one token, or a tree behind it, and get one or more; also if it is the end of a prompt."""
     wants_hidden: bool
     """Whether one of the requests does."""
 
@@ -42,10 +42,10 @@ def make_batch(work: tuple[Work, ...], requests: tuple[ActiveRequest, ...]) -> S
     wants_hidden = False
     for place, (item, request) in enumerate(zip(work, requests, strict=True)):
         num_rows += item.num_logits
-        num_decodes += item.num_tokens == 1 or item.tree is not None
         wants_hidden = wants_hidden or request.on_hidden is not None
         if item.num_logits and request.sampling is not None:
             rows.append(num_rows - 1)
             places.append(place)
             states.append(request.sampling)
+            num_decodes += item.num_tokens == 1 or item.tree is not None
     return StepBatch(work, requests, num_rows, rows, places, states, num_decodes, wants_hidden)

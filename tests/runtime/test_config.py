@@ -58,6 +58,13 @@ def test_all_faults_of_speculation_are_reported_at_once():
         SpeculationOptions("ngram", Path("a.plan"), max_nodes=0, acceptance="some", epsilon=0, delta=float("nan"))
     named = [fault.where for fault in caught.value.faults]
     assert named == ["draft_plan", "max_nodes", "acceptance", "epsilon", "delta"]
-    for options in ({"mode": "draft"}, {"mode": "magic"}, {"ngram_min": 5, "ngram_max": 4}):
+    for options in (
+        {"mode": "draft"},
+        {"mode": "magic"},
+        {"ngram_min": 5, "ngram_max": 4},
+        {"max_nodes": 257},
+        {"epsilon": "0.1"},
+        {"always": 1},
+    ):
         with pytest.raises(ConfigError):
             SpeculationOptions(**options)

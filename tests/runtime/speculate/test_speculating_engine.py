@@ -54,6 +54,13 @@ def test_answers_are_those_without_guesses(make_engine, drive, batch, temperatur
         assert stats.steps < emitted
 
 
+def test_a_prefill_that_comes_token_by_token_is_no_decode(make_engine, drive):
+    engine = make_engine(speculating(), max_step_tokens=1, max_seq_len=64)
+    [inbox] = answers(engine, drive, [[1, 2, 3, 4]], [drive.greedy(5)])
+    stats = engine.stats().speculation
+    assert stats.sequence_steps == stats.emitted == len(inbox.token_ids)
+
+
 def test_generate_and_stream_join_outputs_of_several_tokens(make_engine, drive):
     params = SamplingParams(max_tokens=80, temperature=0.8, seed=3, logprobs=1)
     plain, engine = make_engine(script=LOOPING, **WIDE), make_engine(speculating(always=True), script=LOOPING, **WIDE)
