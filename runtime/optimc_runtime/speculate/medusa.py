@@ -9,7 +9,7 @@ from optimc.plan.heads import HeadsInfo
 from optimc_runtime.executor.base import Executor
 from optimc_runtime.sequence import Sequence
 from optimc_runtime.speculate.proposal import Proposal
-from optimc_runtime.speculate.tree import ProposerName
+from optimc_runtime.speculate.tree import ProposerName, parents_among
 
 
 class MedusaProposer:
@@ -90,9 +90,8 @@ class _Nodes:
         if max(self.depths, default=0) <= most_depth:
             return Proposal(self.parents, ids, confidences) if ids else None
         kept = [node for node, depth in enumerate(self.depths) if depth <= most_depth]
-        place = {node: new for new, node in enumerate(kept)} | {-1: -1}
         return Proposal(
-            tuple([place[self.parents[node]] for node in kept]),
+            parents_among(self.parents, kept),
             [ids[node] for node in kept],
             [confidences[node] for node in kept],
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from optimc_runtime.speculate.asked_proposer import AskedProposer
-from optimc_runtime.speculate.proposal import Proposal, is_chain
-from optimc_runtime.speculate.tree import DraftTree
+from optimc_runtime.speculate.proposal import Proposal, chain, is_chain
+from optimc_runtime.speculate.tree import DraftTree, first_path, parents_among
 
 COMPARED_NODES = 4
 """Nodes by which two proposals for one sequence are compared."""
@@ -36,8 +36,7 @@ class Offer:
     def _sort(self) -> None:
         """Order nodes by estimate. Parents stay before children: none is less likely than its child."""
         order = sorted(range(len(self.parents)), key=lambda node: -self.estimates[node])
-        place = {node: new for new, node in enumerate(order)} | {-1: -1}
-        self.parents = tuple([place[self.parents[node]] for node in order])
+        self.parents = parents_among(self.parents, order)
         self.tokens = [self.tokens[node] for node in order]
         self.confidences = [self.confidences[node] for node in order]
         self.estimates = [self.estimates[node] for node in order]
@@ -58,16 +57,13 @@ def confidences_of(tree: DraftTree, offer: Offer) -> list[float]:
     return [offer.confidences[node] for node in nodes]
 
 
-def first_path(proposal: Proposal) -> Proposal:
+def as_chain(proposal: Proposal) -> Proposal:
     """Return the chain of first children: what a step without a mask can verify."""
-    path: list[int] = []
-    for node, parent in enumerate(proposal.parents):
-        if parent == (path[-1] if path else -1):
-            path.append(node)
-    if len(path) == len(proposal.parents):
+    if is_chain(proposal.parents):
         return proposal
+    path = first_path(proposal.parents)
     return Proposal(
-        tuple(range(-1, len(path) - 1)),
+        chain(len(path)),
         [proposal.tokens[node] for node in path],
         [proposal.confidences[node] for node in path],
     )

@@ -16,7 +16,7 @@ from optimc_runtime.speculate.calibration import LEAST, SURE
 from optimc_runtime.speculate.controller import PROBE_NODES, choose
 from optimc_runtime.speculate.cost_model import CostModel
 from optimc_runtime.speculate.medusa import MedusaProposer
-from optimc_runtime.speculate.offer import COMPARED_NODES, Offer, confidences_of, first_path
+from optimc_runtime.speculate.offer import COMPARED_NODES, Offer, as_chain, confidences_of
 from optimc_runtime.speculate.proposal import Proposer
 from optimc_runtime.speculate.tally import Tally
 from optimc_runtime.speculate.tree import DraftTree, Verified, tree_shape
@@ -219,7 +219,7 @@ class ProposingSpeculator:
                 offers.append(None)
                 continue
             if chains_only:
-                proposal = first_path(proposal)
+                proposal = as_chain(proposal)
             offers.append(Offer(asked, proposal, asked.calibration.estimates(sequence.order, proposal, least=least)))
         return offers
 

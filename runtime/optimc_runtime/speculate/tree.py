@@ -7,6 +7,7 @@ root plus its depth and sees the context, the root, its ancestors and itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -67,6 +68,23 @@ def tree_shape(parents: tuple[int, ...]) -> TreeShape:
             _shapes.clear()
         _shapes[parents] = shape
     return shape
+
+
+def first_path(parents: tuple[int, ...]) -> list[int]:
+    """Return the nodes of the path that takes the first child everywhere."""
+    path: list[int] = []
+    last = -1
+    for node, parent in enumerate(parents):
+        if parent == last:
+            path.append(node)
+            last = node
+    return path
+
+
+def parents_among(parents: tuple[int, ...], nodes: Ordered[int]) -> tuple[int, ...]:
+    """Return the parents of the tree of `nodes`, in their order: each one's parent is among them, before it."""
+    place = {node: new for new, node in enumerate(nodes)} | {-1: -1}
+    return tuple([place[parents[node]] for node in nodes])
 
 
 class DraftTree(NamedTuple):
