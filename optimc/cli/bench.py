@@ -114,7 +114,11 @@ def bench(
         typical_delta=typical_delta,
     )
     if url is not None:
-        given = {"--prompts": prompts_file is not None, "--speculation": speculated.mode != "off"}
+        given = {
+            "--prompts": prompts_file is not None,
+            "--speculation": speculation is not None,
+            "--no-speculation": no_speculation,
+        }
         faults = [Fault(name, "needs a PLAN, not --url") for name, is_given in given.items() if is_given]
         if faults:
             raise ConfigError("options", faults)

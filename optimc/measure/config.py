@@ -61,6 +61,8 @@ class BenchConfig:
             ("max_failure_rate", 0 <= self.max_failure_rate <= 1, "between 0 and 1"),
         ]
         faults = [Fault(name, f"must be {rule}, got {getattr(self, name)}") for name, ok, rule in rules if not ok]
+        if self.prompts is not None and (self.same_prompts or self.shared_prefix_tokens):
+            faults.append(Fault("prompts", "are sent as the file has them, not with same_prompts or a shared prefix"))
         if faults:
             raise ConfigError("benchmark options", faults)
 

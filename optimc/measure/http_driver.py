@@ -51,6 +51,8 @@ class HttpDriver:
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
         self._ignore_eos = True
+        self._temperature = 0.0
+        self._sent = 0
         self._in_words = False
 
     @property
@@ -69,6 +71,7 @@ class HttpDriver:
             transport=self._transport,
         )
         self._ignore_eos = config.ignore_eos
+        self._temperature = config.temperature
         if self._model is None:
             self._model = await self._first_model()
         if not self._chat:
@@ -83,9 +86,11 @@ class HttpDriver:
         """Stream one completion. Any status but 200, an error event, or an end without finish reason is a failure."""
         assert self._client is not None, "prepare comes first"
         reader = _StreamReader(exchange)
+        payload = self._payload(prompt, output_tokens)
+        self._sent += 1
         exchange.sent_s = self._clock()
         try:
-            async with self._client.stream("POST", self._path, json=self._payload(prompt, output_tokens)) as response:
+            async with self._client.stream("POST", self._path, json=payload) as response:
                 if response.status_code != 200:
                     detail = _error_text(await response.aread())
                     exchange.fail(f"HTTP {response.status_code}: {detail}", self._clock())
@@ -119,7 +124,7 @@ class HttpDriver:
         payload: dict[str, Any] = {
             "model": self._model,
             "max_tokens": output_tokens,
-            "temperature": 0,
+            "temperature": self._temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -127,6 +132,8 @@ class HttpDriver:
             payload["messages"] = [{"role": "user", "content": prompt}]
         else:
             payload["prompt"] = prompt
+        if self._temperature > 0:
+            payload["seed"] = self._sent
         if self._ignore_eos:
             payload["ignore_eos"] = True
         return payload
@@ -145,6 +152,7 @@ class HttpDriver:
     async def _probe(self, prompt: Prompt) -> Exchange:
         exchange = Exchange(self._clock())
         await self.send(prompt, 1, exchange)
+        self._sent = 0  # the load counts from here
         return exchange
 
     async def _calibrated_text(self, config: BenchConfig, run_id: str) -> PromptSource:

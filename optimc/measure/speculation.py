@@ -73,8 +73,8 @@ def bench_speculation(
     *,
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> BenchResult:
-    """Measure an engine that speculates, block by block with and without; the result is that of the last block with,
-    and holds the comparison. Raises MeasureError as `run_bench` does."""
+    """Measure an engine that speculates, block by block with and without. The result is that of the last block with, or
+    of one in which too many requests failed, and holds the comparison. Raises MeasureError as `run_bench` does."""
     clock = time.perf_counter
     with_, without = _Side(), _Side()
     total: SpeculationStats | None = None
@@ -101,9 +101,9 @@ def bench_speculation(
         plain_tokens_per_s=without.tokens_per_s * config.concurrency,
         speculative_tokens_per_s=with_.tokens_per_s * config.concurrency,
     )
-    last = with_.results[-1]
-    warnings = last.warnings if prompts is not None else (*last.warnings, RANDOM_PROMPTS)
-    return replace(last, speculation=comparison, warnings=warnings)
+    shown = next((result for result in (*with_.results, *without.results) if not result.ok), with_.results[-1])
+    warnings = shown.warnings if prompts is not None else (*shown.warnings, RANDOM_PROMPTS)
+    return replace(shown, speculation=comparison, warnings=warnings)
 
 
 async def _run_block(driver: EngineDriver, config: BenchConfig, clock: Clock, progress: Progress) -> LoadRun:
@@ -131,7 +131,7 @@ def summarize_speculation(
         accepted / tried if tried else 0.0
         for tried, accepted in zip(stats.position_drafted, stats.position_accepted, strict=True)
     ]
-    costs = dict(stats.costs) | {batch: cost.seconds(batch, batch)}
+    costs = dict(cost.around(batch))  # not those of `stats`: its batch is what ran last
     rows = batch + drafted / steps if steps else float(batch)
     ratio = (_at(costs, rows) + draft_s) / costs[batch]
     return SpeculationResult(

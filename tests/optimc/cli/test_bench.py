@@ -19,6 +19,7 @@ def test_the_help_means_by_each_figure_what_the_report_means():
     ("options", "message"),
     [
         ({"speculation": "ngram"}, "--speculation: needs a PLAN, not --url"),
+        ({"no_speculation": True}, "--no-speculation: needs a PLAN, not --url"),
         ({"prompts_file": Path("some.jsonl")}, "--prompts: needs a PLAN, not --url"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from optimc.errors import ConfigError
+from optimc.errors import ConfigError, OverloadedError
 from optimc.measure.config import BenchConfig
 from optimc.measure.prompt_file import read_prompts
 from optimc.measure.speculation import RANDOM_PROMPTS, bench_speculation, break_even_batch, summarize_speculation
@@ -47,8 +47,9 @@ def test_what_is_predicted_is_tokens_over_costs():
 
 def test_steps_of_a_batch_are_shared():
     result = summarize_speculation(
-        stats(costs=((4, 2.4e-3), (16, 9.6e-3))), COST, batch=4, plain_tokens_per_s=1.0, speculative_tokens_per_s=1.0
+        stats(costs=((1, 1.0), (2, 2.0))), COST, batch=4, plain_tokens_per_s=1.0, speculative_tokens_per_s=1.0
     )
+    assert dict(result.costs)[16] == pytest.approx(9.6e-3)  # of the measured batch, whatever ran last
     assert result.draft_s_per_step == pytest.approx(4e-4)  # 25 steps
     assert result.predicted_speedup == pytest.approx(2.5 / ((9.6e-3 + 4e-4) / 2.4e-3))
 
@@ -121,6 +122,21 @@ def test_an_engine_is_measured_with_and_without_in_turns(engine):
         console.print(result.table())
     assert "speculation ngram" in capture.get()
     assert "prompts of some.jsonl" in capture.get()
+
+
+def test_failures_without_guesses_are_not_hidden_behind_successes_with(engine):
+    submit = engine.submit
+
+    def refusing(prompt, params, **options):
+        if params.speculation == "off" and params.seed == 2:
+            raise OverloadedError("no")
+        return submit(prompt, params, **options)
+
+    engine.submit = refusing
+    config = BenchConfig(prompt_tokens=4, output_tokens=8, requests=3, warmup_requests=1)
+    result = bench_speculation(engine, config)
+    assert not result.ok
+    assert result.failures == {"OverloadedError: no": 1}
 
 
 def test_random_prompts_come_with_a_warning(engine):
