@@ -133,16 +133,14 @@ def test_servers_that_take_ids_get_ids_of_exact_length(bench, stub):
     assert "asked for 3 output tokens, got 1" in result.warnings
 
 
-def test_sampled_requests_say_so_and_have_seeds_of_their_own(bench, stub):
-    pieces = [(0.1, stub.text("a", "length")), (0, stub.usage(16, 1) + stub.done)]
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_sampled_requests_say_so_and_have_seeds_of_their_own(bench, stub, temperature):
+    pieces = [(0.1, stub.text("a", "length")), (0, stub.usage(16, 2) + stub.done)]
     server = stub.Server(lambda number, body: (200, pieces))
-    bench(server, prompt_tokens=16, output_tokens=2, requests=3, warmup_requests=0, temperature=0.7)
-    assert {body["temperature"] for body in server.bodies} == {0.7}
-    assert len({body["seed"] for body in server.bodies}) == len(server.bodies) > 1
-    greedy = stub.Server(lambda number, body: (200, pieces))
-    bench(greedy, prompt_tokens=16, output_tokens=2, requests=1)
-    assert greedy.bodies[-1]["temperature"] == 0
-    assert "seed" not in greedy.bodies[-1]
+    bench(server, prompt_tokens=16, output_tokens=2, requests=3, warmup_requests=1, temperature=temperature)
+    assert {body["temperature"] for body in server.bodies} == {temperature}
+    seeds = [body.get("seed") for body in server.bodies]
+    assert seeds == ([None] * 4 if temperature == 0 else [0, 1, 2, 3])
 
 
 def test_servers_that_take_text_get_words_calibrated_to_the_length(bench, stub):
