@@ -66,7 +66,7 @@ class ScriptedSpeculator:
         self.forgotten.append(sequence)
 
     def stats(self):
-        return SpeculationStats("scripted", True, {}, (), (), 0, 0, 0.0, ())
+        return SpeculationStats("scripted", True, {}, (), (), 0, 0, 0.0)
 
     def close(self):
         self.closed = True

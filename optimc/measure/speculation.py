@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -131,16 +130,15 @@ def summarize_speculation(
         accepted / tried if tried else 0.0
         for tried, accepted in zip(stats.position_drafted, stats.position_accepted, strict=True)
     ]
-    costs = dict(cost.around(batch))  # not those of `stats`: its batch is what ran last
     rows = batch + drafted / steps if steps else float(batch)
-    ratio = (_at(costs, rows) + draft_s) / costs[batch]
+    ratio = (_seconds(cost, batch, rows) + draft_s) / cost.seconds(batch, batch)
     return SpeculationResult(
         mode=stats.mode,
         proposers=dict(stats.proposers),
         acceptance_by_position=tuple(rates),
         tokens_per_step=stats.tokens_per_step,
         draft_s_per_step=draft_s,
-        costs=tuple(sorted(costs.items())),
+        costs=cost.around(batch),
         predicted_speedup=stats.tokens_per_step / ratio,
         break_even_batch=break_even_batch(rates, cost, draft_s / batch),
         plain_tokens_per_s=plain_tokens_per_s,
@@ -164,7 +162,7 @@ def break_even_batch(rates: Sequence[float], cost: CostModel, draft_s: float) ->
 
 
 def _combined(one: SpeculationStats, other: SpeculationStats, sign: int) -> SpeculationStats:
-    """Return one plus `sign` times the other, costs as in `one`."""
+    """Return one plus `sign` times the other."""
 
     def add(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([a + sign * b for a, b in zip_longest(left, right, fillvalue=0)])
@@ -187,9 +185,8 @@ def _combined(one: SpeculationStats, other: SpeculationStats, sign: int) -> Spec
     )
 
 
-def _at(costs: dict[int, float], rows: float) -> float:
-    """Return the cost between two known numbers of rows."""
-    known = sorted(costs)
-    place = min(max(bisect_left(known, rows), 1), len(known) - 1)
-    low, high = known[place - 1], known[place]
-    return costs[low] + (costs[high] - costs[low]) * (rows - low) / (high - low)
+def _seconds(cost: CostModel, batch: int, rows: float) -> float:
+    """Return what steps of so many rows on average take."""
+    low = int(rows)
+    low_s, high_s = cost.seconds(batch, low), cost.seconds(batch, low + 1)
+    return low_s + (high_s - low_s) * (rows - low)

@@ -41,7 +41,7 @@ class ProposerStats:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What guessing ahead has brought, and what it costs."""
+    """What guessing ahead has brought."""
 
     mode: str
     is_active: bool
@@ -57,8 +57,6 @@ class SpeculationStats:
     """Tokens those steps emitted."""
     draft_s: float
     """Total time spent making guesses."""
-    costs: tuple[tuple[int, float], ...]
-    """(rows, seconds of a step), as believed now for the present batch."""
 
     @property
     def tokens_per_step(self) -> float:

@@ -54,7 +54,6 @@ class ProposingSpeculator:
         self._step = 0
         self._wakes_at = 0
         """When the first proposer is asked again."""
-        self._batch = 1
         self._drafts: dict[int, Offer] = {}
         """By sequence order: what the step under way verifies."""
         self._draft_s = 0.0
@@ -85,7 +84,6 @@ class ProposingSpeculator:
     def observe(self, verified: list[Verified], num_sequences: int, num_rows: int, execute_s: float) -> None:
         """Learn how much was accepted and what it took."""
         self._step += 1
-        self._batch = num_sequences
         used: list[AskedProposer] = []
         bonus = nodes = 0
         for result in verified:
@@ -117,10 +115,8 @@ class ProposingSpeculator:
         """Count a step, and wake up if it is time."""
         self._step += 1
         self._tally.add_step(num_sequences, num_sequences)
-        if self._step % TIMED_STEPS == 0:
-            self._batch = num_sequences or self._batch
-            if num_rows == num_sequences:
-                self.cost.correct(num_sequences, num_rows, execute_s)
+        if self._step % TIMED_STEPS == 0 and num_rows == num_sequences:
+            self.cost.correct(num_sequences, num_rows, execute_s)
         if self.is_idle and self._step >= self._wakes_at and self._asked:
             self._rest()
 
@@ -132,7 +128,7 @@ class ProposingSpeculator:
 
     def stats(self) -> SpeculationStats:
         """Return a snapshot."""
-        batch, tally = self._batch, self._tally
+        tally = self._tally
         # `add_path` may be at work: tried are counted before accepted, so accepted are read before tried.
         accepted = tuple(tally.position_accepted)
         return SpeculationStats(
@@ -144,7 +140,6 @@ class ProposingSpeculator:
             sequence_steps=tally.sequence_steps,
             emitted=tally.emitted,
             draft_s=tally.draft_s,
-            costs=self.cost.around(batch),
         )
 
     def close(self) -> None:

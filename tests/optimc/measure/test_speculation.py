@@ -30,7 +30,6 @@ def stats(**changes):
         "sequence_steps": 100,
         "emitted": 250,
         "draft_s": 0.01,
-        "costs": tuple((rows, COST.seconds(1, rows)) for rows in (1, 2, 4, 8)),
     }
     return SpeculationStats(**{**figures, **changes})
 
@@ -46,10 +45,8 @@ def test_what_is_predicted_is_tokens_over_costs():
 
 
 def test_steps_of_a_batch_are_shared():
-    result = summarize_speculation(
-        stats(costs=((1, 1.0), (2, 2.0))), COST, batch=4, plain_tokens_per_s=1.0, speculative_tokens_per_s=1.0
-    )
-    assert dict(result.costs)[16] == pytest.approx(9.6e-3)  # of the measured batch, whatever ran last
+    result = summarize_speculation(stats(), COST, batch=4, plain_tokens_per_s=1.0, speculative_tokens_per_s=1.0)
+    assert dict(result.costs)[16] == pytest.approx(9.6e-3)
     assert result.draft_s_per_step == pytest.approx(4e-4)  # 25 steps
     assert result.predicted_speedup == pytest.approx(2.5 / ((9.6e-3 + 4e-4) / 2.4e-3))
 

@@ -86,7 +86,6 @@ def test_metrics_show_what_guessing_brings(served):
         sequence_steps=30,
         emitted=41,
         draft_s=1.5,
-        costs=((1, 0.002),),
     )
     for name, value in {
         'optimc_speculation_drafted_tokens_total{proposer="ngram"}': 10,
