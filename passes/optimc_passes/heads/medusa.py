@@ -36,7 +36,7 @@ from optimc_passes.quantize.layer_report import packed_bytes
 from optimc_passes.quantize.linears import LinearWeight, embedding_weight, linear_weights
 from optimc_passes.weights import Dense, Quantized, Weight
 
-_MEASURED = 20_000
+_MEASURED = 8_000
 """Held-out positions that accuracies are measured on at most."""
 _WATCHED = 4_096
 """Those that training looks at now and then."""
