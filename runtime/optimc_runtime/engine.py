@@ -1,7 +1,7 @@
 """The engine: requests in from any thread, answers out from its own.
 
-`submit` and `abort` only leave a note and wake the engine's thread, which takes the notes in before each step. It
-sleeps while there is nothing to do. `generate`, `stream` and `score` start the thread if nobody has.
+`submit` and `abort` only leave a note and wake the engine's thread (`EngineThread`). `generate`, `stream` and `score`
+start it if nobody has.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.errors import EngineError, OverloadedError, RequestError
+from optimc.errors import EngineError, RequestError
 from optimc.plan import Manifest, Plan
 from optimc_runtime.active_request import ActiveRequest, OnHidden, OnLogits
 from optimc_runtime.admission import check_prompt, output_limit
 from optimc_runtime.block_pool import BlockPool
 from optimc_runtime.config import EngineConfig
+from optimc_runtime.engine_thread import EngineThread
 from optimc_runtime.executor.base import Executor
 from optimc_runtime.executor.load import load_executor
 from optimc_runtime.generate import Batch
@@ -44,24 +43,12 @@ from optimc_runtime.speculate.profile_steps import profile_steps
 from optimc_runtime.speculate.speculator import ProposingSpeculator
 from optimc_runtime.speculate.tree import Speculator
 from optimc_runtime.stats import EngineStats
-from optimc_runtime.step_loop import StepLoop
 from optimc_runtime.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 """Text, encoded with the tokenizer's own settings, or token ids."""
-
-
-class _State(Enum):
-    NEW = auto()
-    RUNNING = auto()
-    DRAINING = auto()
-    """Finishes what it has; accepts nothing."""
-    STOPPING = auto()
-    """Aborts what it has."""
-    BROKEN = auto()
-    """The loop itself failed; only `close` is left."""
 
 
 class Engine:
@@ -106,19 +93,11 @@ class Engine:
         if speculator is None:
             speculator = build_speculator(executor, manifest, self.config.speculation, draft)
         self._speculator = speculator
-        self._loop = StepLoop(executor, self.scheduler, self._forget, speculator)
-        self._thread: threading.Thread | None = None
-        self._executor_open = True
-        self._last_progress_s = time.monotonic()
+        self._worker = EngineThread(executor, self.scheduler, self.config, speculator)
+        self._loop = self._worker.loop
+        self._closing = threading.Lock()
+        self._is_released = False
         self._order = itertools.count()
-
-        self._wake = threading.Condition()  # guards what follows
-        self._state = _State.NEW
-        self._inbox: list[ActiveRequest] = []
-        self._inbox_tokens = 0
-        self._aborts: list[ActiveRequest] = []
-        self._calls: list[tuple[Callable[[], None], Future[None]]] = []
-        self._unfinished: dict[RequestId, ActiveRequest] = {}
 
     @classmethod
     def load(cls, plan: Plan | Path | str, config: EngineConfig | None = None, *, trust: bool = False) -> Engine:
@@ -167,30 +146,15 @@ class Engine:
 
     def start(self) -> None:
         """Start the engine's thread; nothing happens if it runs. Raises EngineError after `close`."""
-        with self._wake:
-            if self._state is _State.RUNNING:
-                return
-            self._check_open()
-            self._state = _State.RUNNING
-            self._last_progress_s = time.monotonic()
-            self._thread = threading.Thread(target=self._run, name="optimc-engine", daemon=True)
-            self._thread.start()
+        self._worker.start()
 
     def close(self, drain: bool = False, timeout_s: float | None = None) -> None:
         """Stop and release the executor. With `drain`, first finish what was accepted (at most for `timeout_s`); what
         is left is aborted. Nothing is accepted from now on. Idempotent."""
-        self._leave(_State.DRAINING if drain else _State.STOPPING)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                self._leave(_State.STOPPING)
-                self._thread.join()
-        else:
-            while self._turn():
-                pass
-        with self._wake:
-            executor_open, self._executor_open = self._executor_open, False
-        if executor_open:
+        self._worker.stop(drain=drain, timeout_s=timeout_s)
+        with self._closing:
+            was_released, self._is_released = self._is_released, True
+        if not was_released:
             try:
                 if self._speculator is not None:
                     self._speculator.close()
@@ -247,17 +211,13 @@ class Engine:
             text=OutputText(self.tokenizer, params),
             on_hidden=on_hidden,
         )
-        self._enqueue(request)
+        self._worker.enqueue(request)
         return sequence.request_id
 
     def abort(self, request_id: RequestId) -> None:
         """End a request in whatever state it is, within one step; its last output has finish_reason "abort". Nothing
         happens if it is unknown, finished or aborted already."""
-        with self._wake:
-            request = self._unfinished.get(request_id)
-            if request is not None:
-                self._aborts.append(request)
-                self._wake.notify_all()
+        self._worker.abort(request_id)
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[RequestOutput]:
         """Yield a request's outputs as they come; submitted when first iterated, aborted if left early.
@@ -325,7 +285,7 @@ class Engine:
         sequence = TokenSequence(
             RequestId(uuid.uuid4().hex), next(self._order), prompt, max_output_tokens=0, all_logits=True
         )
-        self._enqueue(ActiveRequest(sequence, ended.put, time.monotonic(), on_logits=guarded))
+        self._worker.enqueue(ActiveRequest(sequence, ended.put, time.monotonic(), on_logits=guarded))
         try:
             output = ended.get()
         finally:
@@ -338,21 +298,21 @@ class Engine:
     def step(self) -> bool:
         """Run one step on the caller's thread; return whether work is left. Only before `start`: for tools and tests
         that need to decide when things happen."""
-        assert self._thread is None, "the engine's thread is running"
-        return self._turn()
+        assert self._worker.thread is None, "the engine's thread is running"
+        return self._worker.turn()
 
     def warm_up(self, max_tokens: int | None = None) -> None:
         """Run the largest prefill and decode steps once, of at most `max_tokens` tokens, so that the first request does
         not pay for them. Writes only blocks that are free now; the prefix cache and all figures stay as they are.
         Raises what the executor raises."""
-        self._call(lambda: self._loop.warm_up(max_tokens))
+        self._worker.call(lambda: self._loop.warm_up(max_tokens))
 
     def profile_steps(self, budget_s: float = 0.15) -> None:
         """Measure for about `budget_s` how long steps take, so that speculation knows from the start what guesses cost;
         without it, it learns that from steps. Writes only free blocks. Raises what the executor raises."""
         speculator = self._speculator
         if isinstance(speculator, ProposingSpeculator):
-            self._call(lambda: self._profile_steps(speculator, budget_s))
+            self._worker.call(lambda: self._profile_steps(speculator, budget_s))
 
     @property
     def step_costs(self) -> CostModel | None:
@@ -361,18 +321,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of load and totals; requests the engine's thread has not taken in yet count as waiting."""
-        return self._loop.stats(len(self._inbox))
+        return self._worker.stats()
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; returns when it is done."""
-        self._call(self.scheduler.reset_prefix_cache)
+        self._worker.call(self.scheduler.reset_prefix_cache)
 
     def is_healthy(self, threshold_s: float) -> bool:
         """Return whether the engine accepts requests and, if it has any, finished a step in the last `threshold_s`."""
-        with self._wake:
-            if self._state not in (_State.NEW, _State.RUNNING):
-                return False
-            return not self._unfinished or time.monotonic() - self._last_progress_s <= threshold_s
+        return self._worker.is_healthy(threshold_s)
 
     def _profile_steps(self, speculator: ProposingSpeculator, budget_s: float) -> None:
         cost = profile_steps(self._executor, self.scheduler.pool, self.limits, budget_s)
@@ -395,118 +352,3 @@ class Engine:
         if self.tokenizer is None:
             raise RequestError("a text prompt needs a tokenizer, and the plan has none; give token ids", param="prompt")
         return self.tokenizer.encode(prompt)
-
-    def _call(self, function: Callable[[], None]) -> None:
-        """Run `function` between two steps, on the thread that runs them, and wait for it."""
-        done: Future[None] = Future()
-        with self._wake:
-            self._check_open()
-            self._calls.append((function, done))
-            self._wake.notify_all()
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            self._run_calls()
-        done.result()
-
-    def _run_calls(self) -> None:
-        with self._wake:
-            calls, self._calls = self._calls, []
-        for function, done in calls:
-            try:
-                function()
-            except Exception as error:  # belongs to whoever waits for the call
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-    def _enqueue(self, request: ActiveRequest) -> None:
-        sequence = request.sequence
-        with self._wake:
-            self._check_open()
-            if sequence.request_id in self._unfinished:
-                raise RequestError(f"request id '{sequence.request_id}' is in use", param="request_id")
-            self._check_queue(sequence.num_prompt)
-            if not self._unfinished:
-                self._last_progress_s = time.monotonic()
-            self._unfinished[sequence.request_id] = request
-            self._inbox.append(request)
-            self._inbox_tokens += sequence.num_prompt
-            self._wake.notify_all()
-
-    def _check_open(self) -> None:
-        if self._state is _State.BROKEN:
-            raise EngineError("the engine is broken; see its log and restart it")
-        if self._state not in (_State.NEW, _State.RUNNING):
-            raise EngineError("the engine is closed")
-
-    def _check_queue(self, num_prompt: int) -> None:
-        """Raise OverloadedError if a prompt of that many tokens is one too many."""
-        waiting = len(self.scheduler.waiting) + len(self._inbox)
-        could_run = self.limits.max_running - len(self.scheduler.running)
-        most = self.config.max_queued_requests
-        if waiting - could_run >= most:
-            raise OverloadedError(f"{waiting} requests are waiting, {most} may beyond what can run; try again later")
-        tokens = self.scheduler.waiting_tokens + self._inbox_tokens
-        if waiting and tokens + num_prompt > self.config.max_queued_tokens:
-            raise OverloadedError(
-                f"{tokens:,} prompt tokens are waiting; {num_prompt:,} more would exceed "
-                f"{self.config.max_queued_tokens:,}; try again later"
-            )
-
-    def _forget(self, request_id: RequestId) -> None:
-        with self._wake:
-            self._unfinished.pop(request_id, None)
-
-    def _leave(self, state: _State) -> None:
-        with self._wake:
-            if self._state is not _State.BROKEN:
-                self._state = state
-            self._wake.notify_all()
-
-    def _run(self) -> None:
-        try:
-            while self._is_needed():
-                self._turn(wait=True)
-        except Exception as error:  # our own bug: nobody may wait for an answer that never comes
-            self._break(error)
-
-    def _is_needed(self) -> bool:
-        """Whether the thread has to go on. If not, nothing more can arrive: both are decided under the lock."""
-        with self._wake:
-            return self._state is _State.RUNNING or self._has_news()
-
-    def _turn(self, *, wait: bool = False) -> bool:
-        """Take in what arrived and run one step; return whether work is left. With `wait`, sleep until there is any."""
-        with self._wake:
-            while wait and self._state is _State.RUNNING and not self._has_news():
-                self._wake.wait()
-            for request in self._inbox:
-                self._loop.add(request)
-            self._inbox.clear()
-            self._inbox_tokens = 0
-            aborts, self._aborts = self._aborts, []
-            stopping = self._state is _State.STOPPING
-        for request in aborts:
-            self._loop.abort(request)
-        if self._calls:
-            self._run_calls()
-        if stopping:
-            self._loop.abort_all()
-        self._loop.step()
-        self._last_progress_s = time.monotonic()
-        return self._has_news()
-
-    def _has_news(self) -> bool:
-        return bool(self._inbox or self._aborts or self._calls or self._loop.has_work)
-
-    def _break(self, error: Exception) -> None:
-        """Fail everything: the scheduler's own state cannot be trusted any more."""
-        _log.critical("the engine's loop failed", exc_info=error)
-        with self._wake:
-            self._state = _State.BROKEN
-            inbox, self._inbox = self._inbox, []
-            calls, self._calls = self._calls, []
-        failure = EngineError(f"the engine's loop failed: {type(error).__name__}: {error}")
-        self._loop.fail_all(failure, inbox)
-        for _, done in calls:
-            done.set_exception(failure)

@@ -327,7 +327,7 @@ class Drive:
         stats = engine.stats()
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
         assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
-        assert not engine._unfinished
+        assert not engine._worker._unfinished
 
     @staticmethod
     def alone(prompt, params, vocab_size: int = 64) -> list[int]:

@@ -78,7 +78,7 @@ def test_a_broken_loop_fails_everything_and_says_so(make_engine, drive):
         engine.submit([1], drive.greedy(5), on_output=lambda output, event=event: (outputs.append(output), event.set()))
     started.set()
     assert all(event.wait(5) for event in arrived)
-    engine._thread.join(5)
+    engine._worker.thread.join(5)
     assert {output.finish_reason for output in outputs} == {"error"}
     assert not engine.is_healthy(1000)
     with pytest.raises(EngineError, match="broken"):

@@ -45,19 +45,19 @@ def test_a_drain_that_takes_too_long_aborts_the_rest(make_engine, drive):
 def test_what_arrives_while_the_thread_is_about_to_leave_is_answered(make_engine, drive):
     """A request that came after the thread's last look, and before `close`, is ended like any other."""
     engine = make_engine()
-    turn, late = engine._turn, []
+    turn, late = engine._worker.turn, []
 
     def turn_and_submit(**options):
         has_news = turn(**options)
         if not has_news and not late:
             late.append(drive.submit(engine, [2], drive.greedy(3)))
-            engine._leave(engine._state.STOPPING)
+            engine._worker._leave(engine._worker._state.STOPPING)
         return has_news
 
-    engine._turn = turn_and_submit
+    engine._worker.turn = turn_and_submit
     engine.start()
     first = drive.submit(engine, [1], drive.greedy(3))
-    engine._thread.join(10)
+    engine._worker.thread.join(10)
     assert first.reason == "length"
     assert [inbox.reason for inbox in late] == ["abort"]
     drive.assert_idle(engine)

@@ -561,8 +561,8 @@ def test_hidden_states_and_tokens_of_a_request_pair_up(make_engine, drive, specu
         engine.executor.hidden_size = 2
         received = []
         engine.submit([1, 2], drive.greedy(30), on_output=lambda _: None, request_id="r0")
-        with engine._wake:
-            request = engine._inbox[0]
+        with engine._worker._wake:
+            request = engine._worker._inbox[0]
         request.on_hidden = lambda hidden, received=received: received.append(hidden.copy())
         request.on_output = lambda output, received=received: received.append(output)
         drive.run(engine)
@@ -689,7 +689,7 @@ def test_any_limits_any_guesses_any_failures(make_engine, drive, speculation, fi
         engine.executor.execute = lambda plan, execute=execute: perhaps(execute, plan)
         engine.executor.move = lambda *slots, move=move: perhaps(move, *slots)
         inboxes, left, steps = {}, list(enumerate(requests)), 0
-        while left or engine._unfinished:
+        while left or engine._worker._unfinished:
             if left and rng.random() < 0.4:
                 index, (prompt, params) = left.pop(0)
                 inboxes[index] = drive.submit(engine, prompt, params, request_id=f"r{index}")
