@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import EngineError, OptimcError
 from optimc_runtime.active_request import ActiveRequest
+from optimc_runtime.delivery import Delivery, Settled
 from optimc_runtime.executor.base import Executor, StepPlan, StepResult
-from optimc_runtime.request import FinishReason, RequestId, RequestOutput, TokenLogprob
+from optimc_runtime.request import RequestId
 from optimc_runtime.sampler import Sampled, TreeSamples, sample
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.sequence import Sequence, Status
@@ -31,21 +31,11 @@ from optimc_runtime.warm_up import warm_up
 _log = logging.getLogger(__name__)
 
 
-class _Settled(NamedTuple):
-    """Tokens a tree gave, added to their sequence and not delivered yet."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprob, ...]
-    reason: FinishReason | None
-
-
 class StepLoop:
     """Owns what only one thread may touch: scheduler, executor, and the requests in flight.
 
     A failure is contained where it arose: in a row of logits or a callback, that request fails; in the executor, the
-    requests of that step fail. What a failed step wrote is never published. `on_end(request_id)` is called before a
-    request's last output is delivered.
+    requests of that step fail. What a failed step wrote is never published. `on_end`: see `Delivery`.
     """
 
     def __init__(
@@ -58,39 +48,34 @@ class StepLoop:
         self.scheduler = scheduler
         self.counters = Counters()
         self._executor = executor
-        self._on_end = on_end
         self._speculator = speculator
-        self._active: dict[RequestId, ActiveRequest] = {}
+        self._delivery = Delivery(self.counters, self._release, on_end)
         self._batch = NO_BATCH
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return bool(self._active)
+        return bool(self._delivery.active)
 
     def add(self, request: ActiveRequest) -> None:
         """Take in a request that was checked to fit."""
-        assert request.sequence.request_id not in self._active
-        self._active[request.sequence.request_id] = request
+        self._delivery.add(request)
         self.scheduler.add(request.sequence)
 
     def abort(self, request: ActiveRequest) -> None:
         """End a request in whatever state it is; nothing happens if it is finished."""
-        if self._active.get(request.sequence.request_id) is request:
-            self._end(request, "abort")
+        if self._delivery.active.get(request.sequence.request_id) is request:
+            self._delivery.end(request, "abort")
 
     def abort_all(self) -> None:
         """End every request."""
-        for request in tuple(self._active.values()):
-            self._end(request, "abort")
+        for request in tuple(self._delivery.active.values()):
+            self._delivery.end(request, "abort")
 
     def fail_all(self, error: OptimcError, not_added: Iterable[ActiveRequest]) -> None:
         """Deliver `error` to every request, and to those not added yet, when the loop itself is broken. Scheduler and
         pool are left as they are."""
-        self._active.update((request.sequence.request_id, request) for request in not_added)
-        for request in tuple(self._active.values()):
-            request.mark(finished_s=time.monotonic())
-            self._deliver_last(request, request.output(finish_reason="error", error=error))
+        self._delivery.fail_all(error, not_added)
 
     def step(self) -> None:
         """Run one step, if there is work."""
@@ -103,30 +88,33 @@ class StepLoop:
         if step.work is not self._batch.work:
             self._batch = self._batch_of(step, started_s)
         batch = self._batch
-        scheduled_s = executed_s = sampled_s = time.monotonic()
+        scheduled_s = executed_s = time.monotonic()
         try:
             result = self._executor.execute(step.plan)
-            executed_s = sampled_s = time.monotonic()
+            executed_s = time.monotonic()
             if step.has_trees:
                 samples = self._verify(batch, step.plan, result.logits)
             else:
                 chosen = self._sample(batch, result.logits)
             sampled_s = time.monotonic()
         except Exception as error:  # whatever a target raises, only this step's requests are lost
+            sampled_s = time.monotonic()
+            if executed_s == scheduled_s:
+                executed_s = sampled_s  # the executor raised it
             self._fail_step(batch, error)
         else:
             if step.has_trees:
-                settled = self._settle(batch, samples)
+                settled = self._delivery.settle(batch, samples)
                 self.scheduler.commit(step)
-                self._deliver_verified(batch, result, samples, settled)
+                self._delivery.deliver_verified(batch, result, samples, settled)
                 self._report(batch, result, samples, settled, len(step.plan.tokens), executed_s - scheduled_s)
             else:
                 self.scheduler.commit(step)
-                self._deliver(batch, result, chosen)
+                self._delivery.deliver(batch, result, chosen)
                 if speculator is not None:
                     self._keep(batch, batch.rows, result)
                     speculator.plain_step(batch.num_decodes, len(step.plan.tokens), executed_s - scheduled_s)
-        if not self._active:
+        if not self._delivery.active:
             self._batch = NO_BATCH  # nobody's request is held on to
         ended_s = time.monotonic()
         counters.steps += 1
@@ -168,6 +156,11 @@ class StepLoop:
             speculation=None if self._speculator is None else self._speculator.stats(),
         )
 
+    def _release(self, sequence: Sequence) -> None:
+        self.scheduler.release(sequence)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
+
     def _draft(
         self, sequences: list[Sequence], other_rows: int, most_nodes: int, chains_only: bool
     ) -> list[DraftTree | None] | None:
@@ -178,7 +171,7 @@ class StepLoop:
         return trees
 
     def _batch_of(self, step: Step, now_s: float) -> StepBatch:
-        requests = tuple([self._active[item.sequence.request_id] for item in step.work])
+        requests = tuple([self._delivery.active[item.sequence.request_id] for item in step.work])
         for request in requests:
             if request.timings.scheduled_s is None:
                 request.mark(scheduled_s=now_s)
@@ -210,7 +203,7 @@ class StepLoop:
         try:
             return sample(row, [request.sampling])[0]
         except EngineError as error:
-            self._end(request, "error", error=error)
+            self._delivery.end(request, "error", error=error)
             return None
 
     def _verify(self, batch: StepBatch, plan: StepPlan, logits: NDArray[np.float32]) -> TreeSamples:
@@ -223,7 +216,7 @@ class StepLoop:
         if moves is not None:
             self._executor.move(*moves)
         for index, error in samples.failures.items():
-            self._end(batch.requests[batch.places[index]], "error", error=error)
+            self._delivery.end(batch.requests[batch.places[index]], "error", error=error)
         return samples
 
     def _fail_step(self, batch: StepBatch, error: Exception) -> None:
@@ -232,112 +225,14 @@ class StepLoop:
         for request in batch.requests:
             if request.sequence.status is not Status.FINISHED:
                 reason = f"{type(error).__name__}: {error}"
-                self._end(request, "error", error=EngineError(f"step {self.counters.steps} failed: {reason}"))
-
-    def _deliver(self, batch: StepBatch, result: StepResult, chosen: list[Sampled | None]) -> None:
-        hidden = result.hidden if batch.wants_hidden else None
-        end = 0
-        for item, request, choice in zip(batch.work, batch.requests, chosen, strict=True):
-            start, end = end, end + item.num_logits
-            if request.sequence.status is Status.FINISHED:
-                continue
-            try:
-                if request.on_logits is not None and item.num_logits:
-                    request.on_logits(request.sequence.num_computed - item.num_logits, result.logits[start:end])
-                if request.sequence.num_computed == request.sequence.num_tokens:
-                    if choice is not None:
-                        assert request.sampling is not None
-                        request.sampling.accept(choice.token_id)
-                        if hidden is not None and request.on_hidden is not None:
-                            request.on_hidden(hidden[end - 1 : end])
-                    self._advance(request, choice)
-            except Exception as error:  # a callback is the caller's code; other requests go on
-                self._fail_delivery(request, error)
-
-    def _advance(self, request: ActiveRequest, choice: Sampled | None) -> None:
-        """Hand on the token, accepted by its state, that follows a request's computed ones, and end the request if it
-        is complete."""
-        sequence = request.sequence
-        if sequence.num_output == 0:
-            self.counters.prompt_tokens += sequence.num_prompt
-            if choice is not None:
-                request.mark(first_token_s=time.monotonic())
-        if choice is None:
-            self._end(request, "length")
-            return
-        self.counters.output_tokens += 1
-        text, reason = request.take(choice.token_id)
-        logprobs = () if choice.logprob is None else (choice.logprob,)
-        if reason is None:
-            request.on_output(request.output((choice.token_id,), text, logprobs=logprobs))
-        else:
-            self._end(request, reason, (choice.token_id,), text, logprobs)
-
-    def _settle(self, batch: StepBatch, samples: TreeSamples) -> dict[int, _Settled]:
-        """Add what the trees gave to their sequences, each up to where its request is complete; by place."""
-        settled: dict[int, _Settled] = {}
-        for index, place in enumerate(batch.places):
-            if batch.work[place].tree is None or index in samples.failures:
-                continue
-            request = batch.requests[place]
-            token_ids, texts = samples.token_ids[index], []
-            reason: FinishReason | None = None
-            try:
-                for token_id in token_ids:
-                    self.counters.output_tokens += 1
-                    text, reason = request.take(token_id)
-                    texts.append(text)
-                    if reason is not None:
-                        break
-            except Exception as error:
-                self._fail_delivery(request, error)
-                continue
-            count = len(texts)
-            logprobs = samples.logprobs[index][:count]
-            settled[place] = _Settled(tuple(token_ids[:count]), "".join(texts), logprobs, reason)
-        return settled
-
-    def _deliver_verified(
-        self, batch: StepBatch, result: StepResult, samples: TreeSamples, settled: dict[int, _Settled]
-    ) -> None:
-        """`_deliver` of a step with trees, whose tokens are accepted by their states, and those of trees settled."""
-        hidden = result.hidden if batch.wants_hidden else None
-        index_of = {place: index for index, place in enumerate(batch.places)}
-        end = 0
-        for place, (item, request) in enumerate(zip(batch.work, batch.requests, strict=True)):
-            start, end = end, end + item.num_logits
-            sequence = request.sequence
-            if sequence.status is Status.FINISHED:
-                continue
-            index = index_of.get(place)
-            tree_gave = settled.get(place)
-            try:
-                if hidden is not None and request.on_hidden is not None and index is not None:
-                    rows = [end - 1]
-                    if tree_gave is not None:
-                        path = samples.paths[index][: len(tree_gave.token_ids) - 1]
-                        rows = [start, *[start + query for query in path]]
-                    request.on_hidden(hidden[rows])
-                if tree_gave is not None:
-                    token_ids, text, logprobs, reason = tree_gave
-                    if reason is None:
-                        request.on_output(request.output(token_ids, text, logprobs=logprobs))
-                    else:
-                        self._end(request, reason, token_ids, text, logprobs)
-                    continue
-                if request.on_logits is not None and item.num_logits:
-                    request.on_logits(sequence.num_computed - item.num_logits, result.logits[start:end])
-                if sequence.num_computed == sequence.num_tokens:
-                    self._advance(request, None if index is None else samples.sampled(index))
-            except Exception as error:  # as in _deliver
-                self._fail_delivery(request, error)
+                self._delivery.end(request, "error", error=EngineError(f"step {self.counters.steps} failed: {reason}"))
 
     def _report(
         self,
         batch: StepBatch,
         result: StepResult,
         samples: TreeSamples,
-        settled: dict[int, _Settled],
+        settled: dict[int, Settled],
         num_rows: int,
         execute_s: float,
     ) -> None:
@@ -363,39 +258,6 @@ class StepLoop:
         if going_on:
             hidden = result.hidden[[rows[index] for index in going_on]]
             self._speculator.keep(tuple([sequences[index] for index in going_on]), hidden)
-
-    def _fail_delivery(self, request: ActiveRequest, error: Exception) -> None:
-        _log.error("request %s: its text or callback failed", request.sequence.request_id, exc_info=error)
-        reason = f"{type(error).__name__}: {error}"
-        self._end(request, "error", error=EngineError(f"the request's text or callback failed: {reason}"))
-
-    def _end(
-        self,
-        request: ActiveRequest,
-        reason: FinishReason,
-        token_ids: tuple[int, ...] = (),
-        text: str = "",
-        logprobs: tuple[TokenLogprob, ...] = (),
-        *,
-        error: OptimcError | None = None,
-    ) -> None:
-        """Give back what the request holds, then tell its owner."""
-        self.scheduler.release(request.sequence)
-        if self._speculator is not None:
-            self._speculator.forget(request.sequence)
-        request.mark(finished_s=time.monotonic())
-        output = request.output(token_ids, text, logprobs=logprobs, finish_reason=reason, error=error)
-        self._deliver_last(request, output)
-
-    def _deliver_last(self, request: ActiveRequest, output: RequestOutput) -> None:
-        assert output.finish_reason is not None
-        del self._active[output.request_id]
-        self.counters.finished[output.finish_reason] += 1
-        self._on_end(output.request_id)
-        try:
-            request.on_output(output)
-        except Exception as error:  # as above, and there is nobody left to tell
-            _log.error("request %s: its last callback failed", output.request_id, exc_info=error)
 
 
 def _check_rows(batch: StepBatch, logits: NDArray[np.float32]) -> None:

@@ -1,6 +1,7 @@
 """Failures stay where they arose."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -31,6 +32,20 @@ def test_a_failing_step_loses_its_requests_only_and_publishes_nothing(make_engin
     assert again.token_ids == scripted.greedy([1] * 8, 4)
     assert again.outputs[-1].usage.cached_tokens == 0
     assert (engine.stats().failed_steps, engine.stats().finished["error"]) == (1, 2)
+
+
+def test_what_a_failing_executor_took_is_the_executors(make_engine, drive):
+    engine = make_engine()
+
+    def fail(plan):
+        time.sleep(0.05)
+        raise RuntimeError("out of order")
+
+    engine.executor.before_step = fail
+    drive.submit(engine, [1], drive.greedy(2))
+    engine.step()
+    engine.executor.before_step = None
+    assert engine.stats().execute_s >= 0.05
 
 
 def test_unusable_logits_fail_their_request_alone(make_engine, scripted, drive):

@@ -441,7 +441,7 @@ def test_a_text_that_fails_inside_a_path_ends_its_request_alone(make_engine, dri
     engine = make_engine(speculator=speculation.make("oracle", "2x2", truth, 64), **WIDE)
     inboxes = [drive.submit(engine, [1, 2], drive.greedy(30), request_id=name) for name in truth]
     engine.step()
-    text = engine._loop._active["r0"].text
+    text = engine._loop._delivery.active["r0"].text
     pushed = []
 
     class Broken:
@@ -456,7 +456,7 @@ def test_a_text_that_fails_inside_a_path_ends_its_request_alone(make_engine, dri
         def finish(self):
             return text.finish()
 
-    engine._loop._active["r0"].text = Broken()
+    engine._loop._delivery.active["r0"].text = Broken()
     drive.run(engine)
     assert inboxes[0].reason == "error"
     assert inboxes[0].token_ids == truth["r0"][:1]
@@ -500,7 +500,7 @@ def test_who_is_offered_a_guess(make_engine, drive, speculation, scripted):
     inbox = drive.submit(engine, [1], drive.greedy(4), request_id="asked")
     refused = drive.submit(engine, [2, 3], drive.greedy(4), request_id="refused")
     engine.step()
-    engine._loop._active["refused"].sequence.proposer = "off"
+    engine._loop._delivery.active["refused"].sequence.proposer = "off"
     drive.run(engine)
     assert {name for name, *_ in offered} == {"asked"}
     assert all(num_output > 0 and left > 1 for _, num_output, left in offered)
