@@ -1,7 +1,7 @@
 """auto_bits: how many bits each layer gets, by what fewer bits do to the model's predictions on calibration text.
 
 The unit of choice is a set of linear layers that read one value (q, k, v; gate, up): they stay alike, so that later
-passes can join them. Each unit is rounded by itself, everything else left as it is, and the KL divergence of
+passes can join them. Each unit is rounded to nearest by itself, everything else left as it is, and the KL divergence of
 the model's predictions from the unrounded model's is measured. Other widths and group sizes are predicted from that one
 measurement by the ratio of their output errors tr(D H D^T): for small changes the divergence grows as their square. The
 budget is then spent where it saves the most divergence (`allocation`), predictions of units taken to add up.
@@ -16,8 +16,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from optimc.plan import FrontierPoint, KvDtype, LayerReport
@@ -40,9 +38,7 @@ if TYPE_CHECKING:
 
 KV_BITS: Mapping[KvDtype, int] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 _FRONTIER_POINTS = 20
-_HOW = {"nearest": "to nearest", "gptq": "by GPTQ"}
-_TOKENS_PER_COLUMN = 8
-"""Tokens that GPTQ is fitted to, over the widest layer's inputs: fewer, and it fits what is chance in them."""
+
 
 Measured = Literal["float32", "bfloat16", "int8", "int4"]
 """Formats of a cache whose rounding is known here."""
@@ -76,10 +72,6 @@ class AutoBitsConfig(LayerPatterns):
     """Whether every zero point is the middle code."""
     windows: int = Field(default=2, ge=1, le=1024)
     """Rows of the calibration text that divergences are measured on."""
-    rounding: Literal["nearest", "gptq"] = "nearest"
-    """How layers are rounded for the measurement; `gptq`, where a gptq pass follows: it spares some sets of layers ten
-    times as much error as others. It is fitted to rows behind those that divergences are measured on, if there are
-    any."""
     kv: KvBudget | None = None
     """Choose formats of the KV cache, too."""
 
@@ -156,10 +148,8 @@ class AutoBits(Pass[AutoBitsConfig]):
             [unit for unit, of in zip(units, options, strict=True) if any(choice.scheme.bits for choice in of)],
             {unit.name: tuple(choice.scheme for choice in of) for unit, of in zip(units, options, strict=True)},
             config.kv.dtypes if config.kv is not None else (),
-            config.rounding,
         )
-        text = self._text(units, artifact.calibration.tokens) if config.rounding == "gptq" else ()
-        found = measure(artifact, request, rows, context, text)
+        found = measure(artifact, request, rows, context)
         lists = [
             [Option(choice, self._cost(choice), found.divergence(unit.name, choice.scheme)) for choice in of]
             for unit, of in zip(units, options, strict=True)
@@ -176,7 +166,7 @@ class AutoBits(Pass[AutoBitsConfig]):
         told = [
             *_histogram(units, chosen),
             f"divergences are measured on {found.predictions} predictions of {len(rows)} calibration windows, one set "
-            f"of layers at a time rounded {_HOW[config.rounding]}, and their sum is a prediction",
+            "of layers at a time rounded to nearest, and their sum is a prediction",
             *kv_lines,
         ]
         return PassResult(
@@ -188,16 +178,6 @@ class AutoBits(Pass[AutoBitsConfig]):
             calibration_tokens=sum(len(row) for row in rows),
             resumed_at=found.resumed_at,
         )
-
-    def _text(self, units: Sequence[Unit], tokens: Sequence[NDArray[np.int32]]) -> Sequence[NDArray[np.int32]]:
-        """Return the rows that second moments are summed over, none of those that divergences are measured on."""
-        wanted = _TOKENS_PER_COLUMN * max((unit.linears[0].shape[1] for unit in units), default=0)
-        taken: list[NDArray[np.int32]] = []
-        for row in tokens[self.config.windows :]:
-            if sum(map(len, taken)) >= wanted:
-                break
-            taken.append(row)
-        return taken
 
     def _options(self, unit: Unit, artifact: Artifact) -> tuple[Priced, ...]:
         config = self.config

@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from optimc.errors import PassError
 from optimc_passes.artifact import Artifact
 from optimc_passes.base import PassContext
-from optimc_passes.calibrate import Calibration
 from optimc_passes.quantize.auto_bits import AutoBits, AutoBitsConfig
 from optimc_passes.quantize.awq import Awq, AwqConfig
 from optimc_passes.quantize.gptq import Gptq, GptqConfig
@@ -112,24 +111,6 @@ def test_what_is_measured_is_the_divergence_of_rounding_that_set_alone(artifact_
             assert measured == pytest.approx(expected, rel=0.06, abs=1e-6)
             total += expected
     assert 0 < total < outcome.report.metrics["predicted_kl"]
-
-
-@pytest.mark.parametrize("windows", [2, 4])
-def test_rounding_by_gptq_is_measured_on_rows_it_was_not_fitted_to(artifact_of: Any, windows: int):
-    """With all rows measured there are no others to fit to."""
-    artifact = artifact_of(make_model(), tokens=48)
-    outcome = auto_bits(artifact, bits=[3], average_bits=3.0, windows=windows, rounding="gptq")
-    rows = artifact.calibration.tokens
-    fitted = rows[windows:] or rows
-    calibrated = artifact.evolve(calibration=Calibration(fitted, "fitted", 48 * len(fitted), "random tokens"))
-    for names in (["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["mlp.down_proj"]):
-        layers = [f"model.layers.0.{name}" for name in names]
-        options = {"bits": 3, "group_size": 32, "only": layers, "sweeps": 0, "refit": False}
-        one = Gptq(GptqConfig(**options))(calibrated).artifact
-        row = next(row for row in outcome.report.layers if row.layer == layers[-1])
-        measured = float(row.note.split("divergence ")[1].split(" ")[0])
-        assert measured == pytest.approx(divergence(artifact, one.weights, rows[:windows]), rel=0.06, abs=1e-6)
-    assert any("rounded by GPTQ" in line for line in outcome.report.decisions)
 
 
 def test_a_choice_beats_one_width_for_all_at_the_same_average(artifact_of: Any):
@@ -272,13 +253,12 @@ def test_a_cache_measurement_is_that_of_rounded_keys_and_values(artifact_of: Any
     assert found.kv[2]["int4"] == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
 def test_a_measurement_that_was_stopped_goes_on_behind_its_last_layer(
-    artifact_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounding: str
+    artifact_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     artifact = artifact_of(make_model())
     options = {"average_bits": 4.0, "group_sizes": (32,), "ignore": (), "kv": {"dtypes": ("int8", "int4")}}
-    pass_ = AutoBits(AutoBitsConfig(**options, rounding=rounding))
+    pass_ = AutoBits(AutoBitsConfig(**options))
     measured: list[float] = []
     plain = Predictions.divergence
 
