@@ -363,6 +363,20 @@ def test_typical_acceptance_leaves_greedy_sequences_and_banned_tokens_alone():
     assert verify([rows], [sampled], [shape], [[4]], (0.09, 0.3)).token_ids[0][0] != 4
 
 
+@pytest.mark.parametrize("limit", [{"top_k": 2}, {"top_p": 0.75}, {"min_p": 0.4}])
+def test_typical_acceptance_takes_nothing_that_the_request_leaves_out(limit):
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05, 1e-9, 1e-9, 1e-9, 1e-9]] * 2, np.float32))
+    shape = tree_shape((-1,))
+    for guess, may_be_taken in ((1, True), (2, False)):
+        tokens = {
+            verify([logits], [state_of(temperature=1.0, seed=seed, **limit)], [shape], [[guess]], (0.09, 1.0))
+            .token_ids[0][0]
+            for seed in range(20)
+        }  # fmt: skip
+        assert (tokens == {guess}) == may_be_taken
+        assert tokens <= {0, 1}
+
+
 def test_typical_acceptance_reports_logprobs_of_the_model():
     logits = np.log(np.array([[0.6, 0.4, *[1e-9] * 6]] * 2, np.float32))
     state = state_of(temperature=2.0, logprobs=1, seed=1)

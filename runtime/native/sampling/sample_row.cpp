@@ -39,11 +39,10 @@ void resolve_infinities(float* logits, std::int32_t vocab) {
     for (std::int32_t i = 0; i < vocab; ++i) logits[i] = logits[i] == kInfinity ? 0 : -kInfinity;
 }
 
-std::int32_t draw_token(const float* logits, std::int32_t vocab, float max, const RowParams& params,
-                        RowScratch& scratch) {
+// Sets those of scratch.weights, which `logits` have given, to 0 that top_k, top_p or min_p leave out.
+void drop_unlikely(const float* logits, std::int32_t vocab, float max, const RowParams& params, RowScratch& scratch) {
     float* weights = scratch.weights.data();
     const CutoffScratch cutoff_scratch{scratch.tokens.data(), scratch.blocks.data(), scratch.sums.data()};
-    softmax_weights(logits, vocab, max, params.temperature, weights);
     if (0 < params.top_k && params.top_k < vocab) {
         drop_beyond(logits, vocab, max, cutoff_by_count(logits, vocab, max, params.top_k, cutoff_scratch), weights);
     }
@@ -57,7 +56,13 @@ std::int32_t draw_token(const float* logits, std::int32_t vocab, float max, cons
         if (distance < cutoff.distance) cutoff = {distance, std::numeric_limits<std::int32_t>::max()};
     }
     if (cutoff.distance < kInfinity) drop_beyond(logits, vocab, max, cutoff, weights);
-    return draw(weights, vocab, uniform_at(params.seed, params.position), scratch.sums.data());
+}
+
+std::int32_t draw_token(const float* logits, std::int32_t vocab, float max, const RowParams& params,
+                        RowScratch& scratch) {
+    softmax_weights(logits, vocab, max, params.temperature, scratch.weights.data());
+    drop_unlikely(logits, vocab, max, params, scratch);
+    return draw(scratch.weights.data(), vocab, uniform_at(params.seed, params.position), scratch.sums.data());
 }
 
 struct EditedRow {
@@ -157,6 +162,7 @@ RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& p
         total += weights[i];
         surprise += static_cast<double>(weights[i]) * (finite.max - finite.logits[i]);
     }
+    drop_unlikely(finite.logits, vocab, finite.max, params, scratch);
     return {RowStatus::ok, total, std::log(total) + surprise / (params.temperature * total)};
 }
 

@@ -55,12 +55,12 @@ void report_token(const float* logits, std::int32_t vocab, std::int32_t num_logp
 
 struct RowSpread {
     RowStatus status;
-    double total;    // of scratch.weights
+    double total;    // of all tokens' weights
     double entropy;  // in nats
 };
 
-// How likely each token is after edits and temperature (> 0), before top_k, top_p and min_p: scratch.weights holds
-// `vocab` unnormalised probabilities.
+// How likely each token is after edits and temperature (> 0): scratch.weights holds `vocab` unnormalised probabilities,
+// 0 for those that top_k, top_p or min_p leave out; total and entropy are of all of them.
 RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch);
 
 }  // namespace optimc
