@@ -19,8 +19,8 @@ struct TreeRows {
 };
 
 // Typical acceptance (2401.10774) of rows that are sampled, not greedy: a guess is taken, instead of sampling, if its
-// probability exceeds min(epsilon, delta * exp(-entropy)) and top_k, top_p and min_p do not leave it out. Lossy. Epsilon
-// 0: exact, what is emitted is what sampling token by token emits.
+// probability exceeds min(epsilon, delta * exp(-entropy)) and top_k, top_p and min_p do not leave it out. Lossy.
+// Epsilon 0: exact, what is emitted is what sampling token by token emits.
 struct TypicalAcceptance {
     float epsilon;
     float delta;
