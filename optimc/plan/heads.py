@@ -12,6 +12,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+_MOST_ROWS = 1 << 20
+"""Of any step: recipes allow no more."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,6 +73,15 @@ class DraftTreeInfo(_Section):
             if not node or min(node) < 0 or node[:-1] not in known or node in known:
                 raise ValueError(f"node {list(node)} stands before its parent, twice, or has a rank below 0")
             known.add(node)
+        return self
+
+    @model_validator(mode="after")
+    def _costs_rise_by_rows(self) -> DraftTreeInfo:
+        rows = [count for count, _ in self.costs]
+        if rows != sorted(set(rows)) or not all(1 <= count <= _MOST_ROWS for count in rows):
+            raise ValueError(f"costs are not listed by rising numbers of rows, 1 to {_MOST_ROWS}")
+        if not all(0 < seconds < math.inf for _, seconds in self.costs):
+            raise ValueError("costs are no finite numbers above 0")
         return self
 
 

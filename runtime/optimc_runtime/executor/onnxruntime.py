@@ -72,6 +72,7 @@ class OnnxRuntimeExecutor:
         self._heads_session: Any = None
         if program.heads is not None:
             self._heads_session = _create_session(runtime, plan, program.heads, program, threads)
+            _check_heads(plan, self._heads_session, self._heads)
         self._binding = self._session.io_binding()
         self._output_names = [output.name for output in self._session.get_outputs()]
         self._ort_value = runtime.OrtValue.ortvalue_from_numpy
@@ -239,6 +240,20 @@ def _create_session(
         if reopened.content_hash != plan.content_hash:
             raise PlanTargetError(f"{plan.path}: replaced by another plan while it was being loaded; load it again")
     return session
+
+
+def _check_heads(plan: Plan, session: Any, info: HeadsInfo | None) -> None:
+    """Raise PlanCorruptError unless the heads' model has the form that the manifest describes."""
+    assert info is not None, "checked_heads compares manifest and program"
+    inputs = {port.name: port.shape[1:] for port in session.get_inputs()}
+    outputs = {port.name: port.shape[1:] for port in session.get_outputs()}
+    wanted = {"hidden": [info.hidden_size], **({"tokens": []} if info.conditioned else {})}
+    logits = {"logits": [info.num_heads, info.draft_vocab_size]}
+    if inputs != wanted or outputs != logits:
+        raise PlanCorruptError(
+            f"{plan.path}: the program's heads read {inputs} and give {outputs}, the manifest describes {wanted} and "
+            f"{logits}"
+        )
 
 
 def _weights(plan: Plan, graph: OnnxProgram | OnnxHeads, path: Path) -> list[ExternalWeight]:

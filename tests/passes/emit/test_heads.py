@@ -420,6 +420,20 @@ def test_a_manifest_and_a_program_that_disagree_are_refused(served: Served, tmp_
 
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
+def test_heads_of_another_form_than_described_are_refused(tiny_decoder: Any, tmp_path: Path, target: str) -> None:
+    served = Served(tiny_decoder, target, heads=lambda _: make_heads())
+    info = served.manifest().medusa
+    assert info is not None
+    changes: list[dict[str, Any]] = [{"hidden_size": HIDDEN - 1}]
+    if target == "onnxruntime":  # the cpu target's program says itself what it reads and computes
+        changes += [{"conditioned": False}, {"num_heads": 4, "heads": (*info.heads, *info.heads[:1])}]
+    for changed in changes:
+        plan = served.write(tmp_path / "engine.plan", medusa=info.model_copy(update=changed))
+        with pytest.raises(PlanCorruptError, match="heads"):
+            load_executor(plan, threads=1)
+
+
+@pytest.mark.parametrize("target", TARGET_NAMES)
 @pytest.mark.parametrize("damage", ["descending", "beyond"])
 def test_a_damaged_draft_vocabulary_is_refused(tiny_decoder: Any, tmp_path: Path, target: str, damage: str) -> None:
     wrong = PART[::-1].copy() if damage == "descending" else np.append(PART[:-1], VOCAB)
@@ -514,6 +528,13 @@ def test_top_rows_orders_equal_logits_by_id_and_matches_a_sort() -> None:
         ({"tree": {"nodes": ((0,), (0,))}}, r"node \[0\] stands before its parent, twice"),
         ({"tree": {"nodes": ((-1,),)}}, "rank below 0"),
         ({"tree": {"nodes": ((VOCAB,),)}}, "more siblings than the 72 tokens"),
+        ({"tree": {"costs": ((0, 1e-3),)}}, "rising numbers of rows"),
+        ({"tree": {"costs": ((2, 1e-3), (1, 1e-3))}}, "rising numbers of rows"),
+        ({"tree": {"costs": ((1, 1e-3), (1, 2e-3))}}, "rising numbers of rows"),
+        ({"tree": {"costs": ((10**400, 1e-3),)}}, "rising numbers of rows"),
+        ({"tree": {"costs": ((1, 0.0),)}}, "finite numbers above 0"),
+        ({"tree": {"costs": ((1, float("nan")),)}}, "finite numbers above 0"),
+        ({"tree": {"costs": ((1, float("inf")),)}}, "finite numbers above 0"),
         ({"confidence": ((-1.0, 0.5), (-2.0, 0.9))}, "confidence falls"),
         ({"confidence": ((-1.0, 0.5), (0.0, 1.9))}, "probabilities"),
     ],
