@@ -11,21 +11,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optimc.errors import CheckpointError
 from optimc.plan import DraftTreeInfo, HeadInfo, HeadsInfo
+from optimc.wording import one_line
 from optimc_passes.checkpoint import Checkpoint
 from optimc_passes.heads.heads import Heads, block_bias, block_weight, own_projection
 from optimc_passes.load.json_file import read_optional_json_object
 from optimc_passes.load.safetensors_file import read_header
 from optimc_passes.weights import Dense, Weight
 
+if TYPE_CHECKING:
+    import torch
+
 NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-_PROJECTION = re.compile(r"(\d+)\.(\d+)\.weight")
+_BLOCK = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.linear\.(weight|bias)")
+_PROJECTION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})\.weight")
+_LONGEST_NAME = 200
+"""Letters of a base's name that are shown."""
 _CONFIDENCE = tuple((float(np.log(p)), p) for p in (0.01, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0))
 """Knots for heads nobody measured: a guess is as likely as its head says."""
 
@@ -99,9 +106,18 @@ def _read_tensors(file: Path) -> dict[str, Dense]:
         raise CheckpointError(f"{file}: cannot be read as tensors ({reason})") from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
         raise CheckpointError(f"{file}: holds something else than tensors by name")
-    # float16 and float32 are NumPy's own; bfloat16 is widened, which loses nothing.
-    arrays = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor for name, tensor in loaded.items()}
-    return {str(name): Dense.of(array.contiguous().numpy()) for name, array in arrays.items()}
+    return {str(name): Dense.of(_array(file, str(name), tensor)) for name, tensor in loaded.items()}
+
+
+def _array(file: Path, name: str, tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a tensor as NumPy has it. Raises CheckpointError for one without plain values, as a sparse one."""
+    try:
+        # bfloat16 and 8-bit floats, which NumPy does not know, are widened, which loses nothing.
+        wide = tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
+        array: NDArray[Any] = wide.detach().resolve_neg().contiguous().numpy()
+    except (RuntimeError, TypeError) as error:  # what torch raises for all that NumPy cannot hold
+        raise CheckpointError(f"{file}: {name} is no plain tensor of numbers ({one_line(error)})") from error
+    return array
 
 
 def _layout(file: Path, tensors: Mapping[str, Dense], config: Mapping[str, Any]) -> _Layout:
@@ -125,7 +141,7 @@ def _layout(file: Path, tensors: Mapping[str, Dense], config: Mapping[str, Any])
         said = config.get(key)
         if said is not None and said != found:
             raise CheckpointError(
-                f"{file.parent / 'config.json'}: {key} is {said}, {file.name} has {found}; correct it or take it out"
+                f"{file.parent / 'config.json'}: {key} is {said!r}, {file.name} has {found}; correct it or take it out"
             )
     return layout
 
@@ -153,8 +169,12 @@ def _checked_weights(
                 f"{file}: {name} is {list(tensor.shape)}, want {list(shape)}: the model has a hidden size of {hidden} "
                 f"and {vocab} tokens"
             )
-        if tensor.dtype.kind in "iub":
+        if tensor.dtype.kind in "iubc":
             raise CheckpointError(f"{file}: {name} is {tensor.dtype}, want floating point")
+        with np.errstate(over="ignore"):
+            is_usable = bool(np.isfinite(tensor.read().astype(np.float32)).all())
+        if not is_usable:
+            raise CheckpointError(f"{file}: {name} holds values that are no finite float32 numbers")
     return {ours: tensors[theirs] for theirs, (ours, _) in wanted.items()}
 
 
@@ -163,5 +183,6 @@ def _decisions(file: Path, config: Mapping[str, Any], layout: _Layout, base: Che
     decisions = [f"{layout.heads} heads of {layout.blocks} blocks with {projection}, from {file.name}"]
     said = config.get("base_model_name_or_path")
     if isinstance(said, str) and Path(said).name.lower() != Path(base.source).name.lower():
-        decisions.append(f"the heads say base {said}, this is {base.source}: guesses may be poor, answers stay right")
+        shown = "".join(letter for letter in said if letter.isprintable())[:_LONGEST_NAME]
+        decisions.append(f"the heads say base {shown}, this is {base.source}: guesses may be poor, answers stay right")
     return tuple(decisions)

@@ -80,6 +80,37 @@ def test_half_precision_and_a_missing_configuration(base: Any, tmp_path: Path) -
     np.testing.assert_array_equal(read, state["2.0.linear.bias"].float().numpy())
 
 
+def test_parameters_eighth_precision_and_negated_views_are_tensors_too(base: Any, tmp_path: Path) -> None:
+    state = {name: torch.nn.Parameter(tensor) for name, tensor in tensors().items()}
+    state["0.0.linear.bias"] = torch.linspace(-2, 2, 32).to(torch.float8_e4m3fn)
+    state["1.0.linear.bias"] = torch._neg_view(torch.ones(32))
+    heads, _ = read_medusa(write(tmp_path, state), base)
+    np.testing.assert_array_equal(heads.weights["0.blocks.0.bias"].read(), state["0.0.linear.bias"].float().numpy())
+    np.testing.assert_array_equal(heads.weights["1.blocks.0.bias"].read(), np.full(32, -1, np.float32))
+
+
+class _Program:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("ran"),)
+
+
+def test_a_file_that_would_run_a_program_is_refused_unread(
+    base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read as tensors"):
+        read_medusa(write(tmp_path, tensors() | {"0.0.linear.bias": _Program()}), base)
+    assert not Path("ran").exists()
+
+
+def test_a_base_name_of_any_length_and_letters_is_shown_on_a_line(base: Any, tmp_path: Path) -> None:
+    _, decisions = read_medusa(
+        write(tmp_path, tensors(), {"base_model_name_or_path": "a\x1b[31m\n" + "z" * 9999}), base
+    )
+    assert decisions[1].isprintable()
+    assert len(decisions[1]) < 400
+
+
 def test_a_single_file_is_taken_too(base: Any, tmp_path: Path) -> None:
     write(tmp_path, tensors())
     assert read_medusa(tmp_path / "medusa_lm_head.pt", base).heads.info.num_heads == 3
@@ -95,6 +126,14 @@ def without(state: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: tensor for key, tensor in state.items() if key != name}
 
 
+def changed(values: dict[tuple[int, int], float]) -> dict[str, Any]:
+    state = tensors()
+    weight = state["0.0.linear.weight"].double()
+    for place, value in values.items():
+        weight[place] = value
+    return state | {"0.0.linear.weight": weight}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "hidden": (tensors(hidden=40), None, r"0\.0\.linear\.weight is \[40, 40\], want \[32, 32\]"),
     "vocabulary": (tensors(vocab=80), None, r"0\.1\.weight is \[80, 32\], want \[64, 32\]"),
@@ -105,7 +144,18 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "extra": (tensors() | {"1.4.weight": torch.zeros(64, 32)}, None, r"'1\.4\.weight' is one too many"),
     "unknown": (tensors() | {"lm_head.weight": torch.zeros(64, 32)}, None, r"'lm_head\.weight' is no tensor of Medusa"),
     "empty": ({}, None, "no residual block"),
-    "far-apart": (tensors() | {"99999999.0.linear.bias": torch.zeros(32)}, None, "too few for 100000000 heads"),
+    "far-apart": (tensors() | {"9999.0.linear.bias": torch.zeros(32)}, None, "too few for 10000 heads"),
+    "endless-number": (tensors() | {f"{'9' * 5000}.0.linear.bias": torch.zeros(32)}, None, "is no tensor of Medusa"),
+    "heads-as-text": (tensors(), {"medusa_num_heads": "3"}, r"medusa_num_heads is '3', medusa_lm_head\.pt has 3"),
+    "not-a-number": (changed({(3, 5): torch.nan}), None, r"0\.0\.linear\.weight holds values that are no finite"),
+    "beyond-float32": (changed({(0, 0): 1e300}), None, r"0\.0\.linear\.weight holds values that are no finite"),
+    "complex": (tensors() | {"0.0.linear.bias": torch.zeros(32, dtype=torch.complex64)}, None, "is complex64, want"),
+    "sparse": (tensors() | {"0.0.linear.weight": torch.eye(32).to_sparse()}, None, r"0\.0\.linear\.weight is no plain"),
+    "absent": (
+        tensors() | {"0.0.linear.bias": torch.empty(32, device="meta")},
+        None,
+        r"0\.0\.linear\.bias is no plain",
+    ),
     "integers": (tensors() | {"0.0.linear.bias": torch.zeros(32, dtype=torch.int32)}, None, "is int32, want floating"),
 }
 
