@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.errors import CalibrationError
+from optimc.errors import CalibrationError, PassError
 from optimc.plan import DraftTreeInfo, HeadAccuracy, HeadInfo, HeadsInfo, HeadsReport
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.base import Pass, PassContext, PassResult
@@ -142,6 +142,9 @@ class Medusa(Pass[MedusaConfig]):
 
         assert self.config.from_ is not None
         imported = read_medusa(Path(self.config.from_), artifact.checkpoint)
+        if self.config.depth > imported.heads.info.num_heads:
+            there_are = f"there are {imported.heads.info.num_heads} heads in {self.config.from_}"
+            raise PassError(self.name, context.done, f"tree: it is {self.config.depth} deep and {there_are}")
         data = HeadsData(chat_tokens=_IMPORTED_TOKENS, prose_tokens=0)
         decisions: tuple[str, ...] = imported.decisions
         try:

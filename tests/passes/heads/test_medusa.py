@@ -237,6 +237,15 @@ def test_heads_that_are_taken_over_are_rounded_measured_and_get_a_tree(artifact,
     assert opener.opened[0].calls, "conversations were sampled to measure them"
 
 
+@pytest.mark.parametrize("tree", ["chain:3", [[0], [0, 0], [0, 0, 0]]])
+def test_a_tree_deeper_than_the_heads_taken_over_is_refused_before_sampling(
+    artifact, opener, tmp_path, published, tree
+):
+    with pytest.raises(PassError, match="tree: it is 3 deep and there are 2 heads in .*published"):
+        imported(artifact, opener, tmp_path / "cache", published, tree=tree)
+    assert not opener.opened
+
+
 def test_heads_that_cannot_be_measured_are_believed_and_the_report_says_why(artifact, opener, tmp_path, published):
     opener.refusal = MissingExtraError("onnxruntime", "ort", "running a plan")
     bare = artifact.evolve(calibration=None)
