@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from optimc.build.activation_references import activation_findings
+from optimc.build.heads_references import heads_findings
 from optimc.build.kv_references import kv_findings
 from optimc.build.lowering_options import SECTIONS, lowering_options
 from optimc.errors import ConfigError
@@ -33,6 +34,7 @@ def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCa
         yield from _refused_options(TARGETS[backend], target, data.get("limits"))
         yield from kv_findings(data, TARGETS[backend])
         yield from activation_findings(data)
+        yield from heads_findings(data)
     elif isinstance(backend, str):
         yield ("target", "backend"), f"unknown target '{backend}'; known: {', '.join(sorted(TARGETS))}"
 

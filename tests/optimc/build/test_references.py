@@ -44,6 +44,16 @@ def test_smoothquant_finds_a_target_that_rounds_activations_otherwise(tmp_path):
     assert "forbids it" in findings(tmp_path, passes=static, target={"int8_activations": False})[place]
 
 
+def test_more_heads_than_a_step_has_rows_are_found_before_they_are_trained(tmp_path):
+    place = ("passes", 0, "medusa", "heads")
+    small = {"max_step_tokens": 2}
+    assert "3 heads are evaluated in one step" in findings(tmp_path, passes=["medusa"], limits=small)[place]
+    assert findings(tmp_path, passes=["medusa"]) == {}
+    assert findings(tmp_path, passes=[{"medusa": {"heads": 2}}], limits=small) == {}
+    assert findings(tmp_path, passes=["medusa"], limits=small, target={"backend": "onnxruntime"}) == {}
+    assert findings(tmp_path, passes=[{"medusa": {"from": "somewhere"}}], limits=small) == {}, "the file counts"
+
+
 def test_a_cache_format_is_asked_for_in_one_place_and_one_the_target_has(tmp_path):
     passes = [{"kv_quant": {"dtype": "int8"}}]
     assert findings(tmp_path, passes=passes) == {}

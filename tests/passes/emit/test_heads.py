@@ -396,6 +396,16 @@ def test_heads_for_another_model_are_refused(tiny_decoder: Any, target: str) -> 
         Served(tiny_decoder, target, heads=lambda _: make_heads(hidden=40))
 
 
+def test_more_heads_than_a_step_has_rows_are_refused(tiny_decoder: Any, tmp_path: Path) -> None:
+    lowering = {"max_step_tokens": 3}
+    with pytest.raises(LoweringError, match="4 heads are evaluated in one step, and max_step_tokens is 3; raise it"):
+        Served(tiny_decoder, "cpu", heads=lambda _: make_heads(num_heads=4), lowering=lowering)
+    served = Served(tiny_decoder, "cpu", heads=lambda _: make_heads(num_heads=3), lowering=lowering)
+    executor = served.load(tmp_path / "engine.plan")
+    check_draft(served, executor, rows=2, tolerance=1e-4)
+    executor.close()
+
+
 def test_heads_rounded_in_different_ways_are_refused(tiny_decoder: Any, quantized: Any) -> None:
     heads = make_heads()
     name = "1.blocks.0.weight"

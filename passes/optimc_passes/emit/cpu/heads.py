@@ -57,6 +57,11 @@ def translate_heads(heads: Heads, model: Draft, head: OutputHead, options: Lower
         raise LoweringError(
             f"the heads read hidden states of {heads.info.hidden_size}, the model's output head reads {hidden_size}"
         )
+    if heads.info.num_heads > options.max_step_tokens:
+        raise LoweringError(
+            f"{heads.info.num_heads} heads are evaluated in one step, and max_step_tokens is "
+            f"{options.max_step_tokens}; raise it or take fewer heads"
+        )
     return _Translation(heads, model, head, options).draft
 
 
