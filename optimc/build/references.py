@@ -48,8 +48,12 @@ def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCa
     listed = entries if isinstance(entries, list) else []
     names = [next(iter(entry), None) if isinstance(entry, dict) else entry for entry in listed]
     known = [(index, type_) for index, name in enumerate(names) for type_ in _pass_types(name, catalog)]
+    misplaced: set[int] = set()
     for place, message in check_order([type_ for _, type_ in known]):
-        yield ("passes", known[place][0]), message
+        index = known[place][0]
+        if index not in misplaced:  # an entry may stand for many passes
+            misplaced.add(index)
+            yield ("passes", index), message
     if data.get("calibration") is None:
         for index, type_ in known:
             # Of passes that decide by their options it is a property; those are looked at with their options.

@@ -27,6 +27,7 @@ from optimc_passes.heads.heads import DRAFT_VOCAB, SHARED_PROJECTION, Heads, blo
 from optimc_passes.heads.positions import Positions
 from optimc_passes.heads.root_embedding import root_embedding
 from optimc_passes.heads.round_heads import round_heads
+from optimc_passes.heads.sample_text import SHORTEST_SAMPLE
 from optimc_passes.heads.samples import Samples
 from optimc_passes.heads.split import split_samples
 from optimc_passes.heads.tree import make_tree
@@ -99,7 +100,8 @@ class Medusa(Pass[MedusaConfig]):
         segments = Segments(samples, split.training, config.heads, config.seed)
         if len(segments) == 0:
             raise CalibrationError(
-                "there is no text to train on: the model ended every answer at once; give other data"
+                f"there is no text to train on: no answer or continuation had {SHORTEST_SAMPLE} tokens; give other data, "
+                "or raise limits max_seq_len if that is what ends them"
             )
         table = _embedding(artifact) if config.conditioned else None
         vocabulary = self._vocabulary(artifact, samples.tokens)

@@ -44,6 +44,18 @@ def test_smoothquant_finds_a_target_that_rounds_activations_otherwise(tmp_path):
     assert "forbids it" in findings(tmp_path, passes=static, target={"int8_activations": False})[place]
 
 
+def test_an_entry_that_comes_too_late_is_found_once(tmp_path):
+    found = list(
+        check_references(
+            {"model": "organisation/name", "passes": ["medusa", "fuse", "rtn"], "calibration": {}},
+            tmp_path / "recipe.yaml",
+            PassCatalog(tmp_path),
+        )
+    )
+    assert [place for place, _ in found] == [("passes", 1), ("passes", 2)], "fuse stands for many passes"
+    assert all(message.endswith("must come before medusa") for _, message in found)
+
+
 def test_more_heads_than_a_step_has_rows_are_found_before_they_are_trained(tmp_path):
     place = ("passes", 0, "medusa", "heads")
     small = {"max_step_tokens": 2}

@@ -102,6 +102,12 @@ def test_a_model_with_neither_template_nor_text_is_refused(artifact, opener, tmp
         stage(artifact.evolve(calibration=None), opener, tmp_path, **data(prose_tokens=0))
 
 
+def test_a_model_whose_answers_end_at_once_is_refused(artifact, opener, tmp_path):
+    opener.options = {"eos": frozenset(range(64))}
+    with pytest.raises(PassError, match="no answer or continuation had 8 tokens; give other data, or raise limits"):
+        stage(artifact, opener, tmp_path)
+
+
 def test_where_the_target_cannot_run_the_calibration_text_is_walked(artifact, opener, tmp_path):
     opener.refusal = MissingExtraError("onnxruntime", "ort", "running a plan")
     heads, report = stage(artifact, opener, tmp_path, epochs=0.5)
