@@ -100,8 +100,8 @@ class Medusa(Pass[MedusaConfig]):
         segments = Segments(samples, split.training, config.heads, config.seed)
         if len(segments) == 0:
             raise CalibrationError(
-                f"there is no text to train on: no answer or continuation had {SHORTEST_SAMPLE} tokens; give other data, "
-                "or raise limits max_seq_len if that is what ends them"
+                f"there is no text to train on: no answer or continuation had {SHORTEST_SAMPLE} tokens; give other "
+                "data, or raise limits max_seq_len if that is what ends them"
             )
         table = _embedding(artifact) if config.conditioned else None
         vocabulary = self._vocabulary(artifact, samples.tokens)
