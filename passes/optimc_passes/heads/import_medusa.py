@@ -85,7 +85,15 @@ class _Layout(NamedTuple):
     """Whether heads have projections of their own."""
 
 
+def files_read(path: Path) -> list[Path]:
+    """Return what `read_medusa` reads of a folder, or beside a file. Raises CheckpointError if it has no heads."""
+    file = _heads_file(path)
+    config = file.parent / "config.json"
+    return [file, config] if config.is_file() else [file]
+
+
 def _heads_file(path: Path) -> Path:
+    """Return the file of heads in a folder, or the file itself. Raises CheckpointError if there is none."""
     if path.is_file():
         return path
     found = [path / name for name in NAMES if (path / name).is_file()]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.errors import CalibrationError, PassError
+from optimc.errors import CalibrationError, CheckpointError, PassError
 from optimc.plan import DraftTreeInfo, HeadAccuracy, HeadInfo, HeadsInfo, HeadsReport
 from optimc_passes.artifact import Artifact, derive_key
 from optimc_passes.base import Pass, PassContext, PassResult
@@ -62,12 +62,16 @@ class Medusa(Pass[MedusaConfig]):
 
     @property
     def files_digest(self) -> str | None:
-        """SHA-256 over the files of heads that are taken over."""
+        """SHA-256 over the files of heads that are taken over. Raises CheckpointError if they cannot be read."""
         if self.config.from_ is None:
             return None
+        from optimc_passes.heads.import_medusa import files_read
+
         place = Path(self.config.from_)
-        files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.is_file())
-        return derive_key(*([path.name, file_sha256(path)] for path in files))
+        try:
+            return derive_key(*([path.name, file_sha256(path)] for path in files_read(place)))
+        except OSError as error:
+            raise CheckpointError(f"{place}: {error.strerror or error}") from error
 
     def host_bytes(self, artifact: Artifact) -> int:
         """Return what training holds: both tables in float32, the heads five times over, logits of a batch."""

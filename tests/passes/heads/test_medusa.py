@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from optimc.errors import MissingExtraError, PassError
+from optimc.errors import CheckpointError, MissingExtraError, PassError
 from optimc_passes.cache import ArtifactCache
 from optimc_passes.heads import trainer
 from optimc_passes.heads.heads import DRAFT_VOCAB, SHARED_PROJECTION
@@ -267,3 +269,19 @@ def test_other_files_under_the_same_name_are_other_heads(artifact, published):
     assert pass_.result_key(artifact) == before
     (published / "config.json").write_text('{"medusa_num_heads": 2}')
     assert pass_.result_key(artifact) != before
+
+
+def test_heads_are_known_by_the_files_that_are_read(artifact, published, tmp_path):
+    def key(place):
+        return make_pass("medusa", {"from": str(place)}).result_key(artifact)
+
+    file = published / "medusa_lm_head.safetensors"
+    folder_key, file_key = key(published), key(file)
+    (published / "pytorch_model.bin").write_bytes(b"the model beside them")
+    assert key(published) == folder_key
+    (published / "config.json").write_text('{"medusa_num_heads": 2}')
+    assert key(file) != file_key, "a file is read with the configuration beside it"
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(CheckpointError, match="no Medusa heads"):
+            key(place)
