@@ -11,6 +11,12 @@ from optimc_runtime.sequence import Sequence
 from optimc_runtime.speculate.proposal import Proposal
 from optimc_runtime.speculate.tree import ProposerName, parents_among
 
+_PER_NAT = 16
+"""Entries of a table of confidences per unit of log-probability: looking up is cheaper than interpolating."""
+_LEAST = -16
+_LAST = -_LEAST * _PER_NAT
+"""The last entry; less likely guesses share it."""
+
 
 class MedusaProposer:
     """Proposes the plan's tree of head k's likeliest tokens at depth k, for sequences whose hidden state was kept."""
@@ -47,9 +53,10 @@ class MedusaProposer:
         hidden = rows[0][None] if len(rows) == 1 else np.stack(rows)
         found = self._executor.draft(hidden, np.array(tokens, np.int64), self._nodes.top)
         confidences = self._nodes.confidences(found.logprobs)
-        ids = found.ids.reshape(len(places), -1)[:, self._nodes.flat].tolist()
+        candidates = found.ids.reshape(len(places), -1).tolist()
         for row, place in enumerate(places):
-            proposals[place] = self._nodes.proposal(ids[row], confidences[row], most_depth)
+            ids = [candidates[row][at] for at in self._nodes.flat]
+            proposals[place] = self._nodes.proposal(ids, confidences[row], most_depth)
         return proposals
 
     def forget(self, sequence: Sequence) -> None:
@@ -70,20 +77,20 @@ class _Nodes:
         self.parents = tuple([index[path[:-1]] for path in paths])
         self.depths = [len(path) for path in paths]
         self.top = 1 + max([path[-1] for path in paths], default=0)
-        self.flat = np.array([(len(path) - 1) * self.top + path[-1] for path in paths], np.int64)
+        self.flat = [(len(path) - 1) * self.top + path[-1] for path in paths]
         """[n] into a row of candidates [K * top]."""
-        self._knots = [np.array(head.confidence, np.float64).reshape(-1, 2).T for head in heads.heads]
+        tables = [_table(head.confidence) for head in heads.heads]
+        self._tables = [tables[len(path) - 1] for path in paths]
 
     def confidences(self, logprobs: NDArray[np.float32]) -> list[list[float]]:
         """Return for candidates [N, K, top] each node's probability [N][n] of being right once its parent is."""
-        believed = np.empty(logprobs.shape, np.float64)
-        for head, knots in enumerate(self._knots):
-            if knots.size:
-                believed[:, head] = np.interp(logprobs[:, head], knots[0], knots[1])
-            else:
-                believed[:, head] = np.exp(logprobs[:, head])
-        nodes: list[list[float]] = np.clip(believed.reshape(len(logprobs), -1)[:, self.flat], 0, 1).tolist()
-        return nodes
+        return [
+            [
+                table[int(0.5 - _PER_NAT * row[at])] if row[at] > _LEAST else table[_LAST]
+                for table, at in zip(self._tables, self.flat, strict=True)
+            ]
+            for row in logprobs.reshape(len(logprobs), -1).tolist()
+        ]
 
     def proposal(self, ids: list[int], confidences: list[float], most_depth: int) -> Proposal | None:
         """Return the tree down to `most_depth`."""
@@ -95,3 +102,15 @@ class _Nodes:
             [ids[node] for node in kept],
             [confidences[node] for node in kept],
         )
+
+
+def _table(knots: tuple[tuple[float, float], ...]) -> list[float]:
+    """Return the confidence of a guess by its log-probability, entry i at i _PER_NAT-ths below 0:
+    between knots as they say, without any what the head itself believes."""
+    logprobs = -np.arange(_LAST + 1) / _PER_NAT
+    if knots:
+        believed = np.interp(logprobs, [logprob for logprob, _ in knots], [confidence for _, confidence in knots])
+    else:
+        believed = np.exp(logprobs)
+    confidences: list[float] = np.clip(believed, 0, 1).tolist()
+    return confidences
