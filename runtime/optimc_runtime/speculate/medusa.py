@@ -54,9 +54,8 @@ class MedusaProposer:
         found = self._executor.draft(hidden, np.array(tokens, np.int64), self._nodes.top)
         confidences = self._nodes.confidences(found.logprobs)
         candidates = found.ids.reshape(len(places), -1).tolist()
-        for row, place in enumerate(places):
-            ids = [candidates[row][at] for at in self._nodes.flat]
-            proposals[place] = self._nodes.proposal(ids, confidences[row], most_depth)
+        for place, row, believed in zip(places, candidates, confidences, strict=True):
+            proposals[place] = self._nodes.proposal([row[at] for at in self._nodes.flat], believed, most_depth)
         return proposals
 
     def forget(self, sequence: Sequence) -> None:
@@ -76,6 +75,7 @@ class _Nodes:
         index = {path: node for node, path in enumerate(paths)} | {(): -1}
         self.parents = tuple([index[path[:-1]] for path in paths])
         self.depths = [len(path) for path in paths]
+        self.depth = max(self.depths, default=0)
         self.top = 1 + max([path[-1] for path in paths], default=0)
         self.flat = [(len(path) - 1) * self.top + path[-1] for path in paths]
         """[n] into a row of candidates [K * top]."""
@@ -94,7 +94,7 @@ class _Nodes:
 
     def proposal(self, ids: list[int], confidences: list[float], most_depth: int) -> Proposal | None:
         """Return the tree down to `most_depth`."""
-        if max(self.depths, default=0) <= most_depth:
+        if self.depth <= most_depth:
             return Proposal(self.parents, ids, confidences) if ids else None
         kept = [node for node, depth in enumerate(self.depths) if depth <= most_depth]
         return Proposal(
