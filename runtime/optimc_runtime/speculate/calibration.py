@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from optimc_runtime.speculate.proposal import Proposal, is_chain
+from optimc_runtime.speculate.proposal import Proposal
+from optimc_runtime.speculate.tree import is_chain
 
 SURE = 0.98
 """No guess is believed to be likelier, given its parent."""

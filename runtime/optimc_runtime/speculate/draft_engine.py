@@ -12,8 +12,8 @@ from optimc_runtime.block_pool import BlockPool
 from optimc_runtime.config import StepLimits
 from optimc_runtime.executor.base import Executor
 from optimc_runtime.sequence import Sequence
-from optimc_runtime.speculate.proposal import Proposal, chain
-from optimc_runtime.speculate.tree import ProposerName
+from optimc_runtime.speculate.proposal import Proposal
+from optimc_runtime.speculate.tree import ProposerName, chain
 from optimc_runtime.step import Work, build_step
 
 SMOOTHING = 0.2

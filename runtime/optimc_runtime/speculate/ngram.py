@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from optimc_runtime.sequence import Sequence
-from optimc_runtime.speculate.proposal import Proposal, chain
-from optimc_runtime.speculate.tree import ProposerName
+from optimc_runtime.speculate.proposal import Proposal
+from optimc_runtime.speculate.tree import ProposerName, chain
 
 MOST_CANDIDATES = 8
 """Earlier places that are compared, latest first."""

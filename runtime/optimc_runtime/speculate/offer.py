@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from optimc_runtime.speculate.asked_proposer import AskedProposer
-from optimc_runtime.speculate.proposal import Proposal, chain, is_chain
-from optimc_runtime.speculate.tree import DraftTree, first_path, parents_among
+from optimc_runtime.speculate.proposal import Proposal
+from optimc_runtime.speculate.tree import DraftTree, chain, first_path, is_chain, parents_among
 
 COMPARED_NODES = 4
 """Nodes by which two proposals for one sequence are compared."""

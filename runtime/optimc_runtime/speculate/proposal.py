@@ -39,17 +39,3 @@ class Proposer(Protocol):
     def close(self) -> None:
         """Release what is held."""
         ...
-
-
-def chain(length: int) -> tuple[int, ...]:
-    """Return the parents of a chain, the same object for equal lengths up to 64."""
-    return _CHAINS[length] if length < len(_CHAINS) else tuple(range(-1, length - 1))
-
-
-def is_chain(parents: tuple[int, ...]) -> bool:
-    """Return whether every node hangs below the one before it."""
-    known = chain(len(parents))
-    return parents is known or parents == known
-
-
-_CHAINS = tuple(tuple(range(-1, length - 1)) for length in range(65))

@@ -25,6 +25,20 @@ MAX_KEPT_SHAPES = 4096
 """Shapes of trees remembered; a proposer uses a handful, cut ones are more."""
 
 
+_CHAINS = tuple(tuple(range(-1, length - 1)) for length in range(65))
+
+
+def chain(length: int) -> tuple[int, ...]:
+    """Return the parents of a chain, the same object for equal lengths up to 64."""
+    return _CHAINS[length] if length < len(_CHAINS) else tuple(range(-1, length - 1))
+
+
+def is_chain(parents: tuple[int, ...]) -> bool:
+    """Return whether every node hangs below the one before it."""
+    known = chain(len(parents))
+    return parents is known or parents == known
+
+
 class TreeShape:
     """Where nodes hang. parents[i] is the node's parent, an index into the nodes before it; -1: the root. Immutable;
     made by `tree_shape`, which returns the same object for equal parents while it remembers it."""
@@ -47,7 +61,7 @@ class TreeShape:
             self.mask[query] |= self.mask[parent]
         self.depth = int(self.depths.max())
         """Of the deepest node; 0 without nodes."""
-        self.is_chain = parents == tuple(range(-1, len(parents) - 1))
+        self.is_chain = is_chain(parents)
         """Causal: needs no mask, and what is accepted never moves."""
         for array in (self.query_parents, self.depths, self.mask):
             array.flags.writeable = False

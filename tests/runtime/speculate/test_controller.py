@@ -8,7 +8,8 @@ import pytest
 from optimc_runtime.speculate.calibration import SURE, Calibration
 from optimc_runtime.speculate.controller import LONGEST_SLEEP, SHORTEST_SLEEP, STRIKES, Attention, choose
 from optimc_runtime.speculate.cost_model import MOST_ROWS, CostModel
-from optimc_runtime.speculate.proposal import Proposal, chain
+from optimc_runtime.speculate.proposal import Proposal
+from optimc_runtime.speculate.tree import chain
 
 MEASURED = ((1, 1.92e-3), (2, 2.06e-3), (3, 2.05e-3), (4, 2.25e-3), (5, 2.74e-3), (8, 4.6e-3), (16, 6.53e-3))
 

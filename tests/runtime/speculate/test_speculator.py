@@ -6,9 +6,9 @@ from optimc_runtime.config import SpeculationOptions
 from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.speculate.asked_proposer import AskedProposer
 from optimc_runtime.speculate.cost_model import CostModel
-from optimc_runtime.speculate.proposal import Proposal, chain
+from optimc_runtime.speculate.proposal import Proposal
 from optimc_runtime.speculate.speculator import ProposingSpeculator
-from optimc_runtime.speculate.tree import DraftTree, Verified, tree_shape
+from optimc_runtime.speculate.tree import DraftTree, Verified, chain, tree_shape
 
 FLAT = CostModel([(1, 2e-3), (64, 2.1e-3)])
 
