@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from optimc_runtime.detokenize import Detokenizer
 from optimc_runtime.request import SamplingParams
 from optimc_runtime.stop_strings import StopMatcher
@@ -17,7 +19,9 @@ class OutputText:
     __slots__ = ("_detokenizer", "_matcher", "_unmatched_tokens", "stopped")
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self._detokenizer = (
+            None if tokenizer is None else Detokenizer(tokenizer, skip_special_tokens=not params.special_tokens_in_text)
+        )
         self._matcher = StopMatcher(params.stop)
         self._unmatched_tokens = params.min_tokens
         self.stopped = False
@@ -44,3 +48,14 @@ class OutputText:
         safe, matched = self._matcher.push(text)
         self.stopped = matched is not None
         return safe
+
+
+def special_stop_ids(tokenizer: Tokenizer | None, stop: Sequence[str]) -> frozenset[int]:
+    """Return the ids of those `stop` strings that spell one special token exactly.
+
+    Special tokens have no text, so no stop string is ever found in them: they end a request as stop ids do.
+    """
+    if tokenizer is None:
+        return frozenset()
+    ids = (tokenizer.token_id(text) for text in stop)
+    return frozenset(token_id for token_id in ids if token_id in tokenizer.special_ids)

@@ -19,11 +19,22 @@ SPECULATIONS = ("off", "auto", "medusa", "ngram", "draft")
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
 MAX_STOP_LENGTH = 256
+MIN_PRIORITY, MAX_PRIORITY = -100, 100
 
 
 def _check(ok: bool, param: str, value: object, rule: str) -> None:
     if not ok:
         raise RequestError(f"{param} must be {rule}, got {value!r}", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On whose behalf a request runs, and how soon it should."""
+
+    tenant: str = ""
+    """The name of the API key; empty where there are no keys."""
+    priority: int = 0
+    """Lower is sooner, MIN_PRIORITY to MAX_PRIORITY; looked at by the policy "priority" only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,10 @@ class SamplingParams:
     speculation: str | None = None
     """Who guesses tokens ahead: one of SPECULATIONS that the engine has; None leaves it to the engine. Answers are the
     same whoever guesses, unless the engine was told to accept what is merely likely."""
+    prompt_logprobs: bool = False
+    """Report the prompt's tokens too, with as many alternatives as `logprobs` says, which must be given."""
+    special_tokens_in_text: bool = False
+    """Show special tokens in the text, for tool formats that are spelled in them; stop tokens stay out of it."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -106,6 +121,8 @@ class SamplingParams:
             f"one of {', '.join(SPECULATIONS)}",
         )
         _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
+        if self.prompt_logprobs and self.logprobs is None:
+            raise RequestError("log-probabilities of the prompt are reported only with logprobs", param="echo")
         for text in self.stop:
             _check(
                 0 < len(text) <= MAX_STOP_LENGTH,
@@ -161,6 +178,8 @@ class RequestOutput(NamedTuple):
     timings: Timings
     error: OptimcError | None = None
     """Why, when finish_reason is "error"."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One per prompt token when asked for, in the first output only; nothing predicts the first token: None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from optimc_runtime.request import RequestId, RequestOutput, SamplingParams
+from optimc_runtime.request import RequestId, RequestOutput, SamplingParams, Terms
 from optimc_runtime.stats import EngineStats
+
+if TYPE_CHECKING:
+    from optimc_runtime.structured.grammar import Grammar
+    from optimc_runtime.structured.grammar_spec import GrammarSpec
 
 
 class TokenBytes(Protocol):
@@ -18,7 +22,7 @@ class TokenBytes(Protocol):
 
 
 class TextTokenizer(Protocol):
-    """Text to token ids, and single ids to bytes. Whole answers come from the engine as text."""
+    """Text to token ids and back, and single ids to bytes. Whole answers come from the engine as text."""
 
     @property
     def pieces(self) -> TokenBytes:
@@ -29,9 +33,32 @@ class TextTokenizer(Protocol):
         """Return the token ids of `text`."""
         ...
 
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`; ids that name no token contribute nothing."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the control tokens."""
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token given by its exact spelling, None if there is no such token."""
+        ...
+
 
 class PromptTemplate(Protocol):
     """Renders a conversation to the token ids that ask for the assistant's next turn."""
+
+    @property
+    def source(self) -> str:
+        """The template as it is written."""
+        ...
+
+    @property
+    def supports_tools(self) -> bool:
+        """Whether the template shows the model the tools it is given."""
+        ...
 
     def encode(self, tokenizer: Any, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
         """Return the prompt's token ids; `extra` are more variables of the template.
@@ -42,11 +69,22 @@ class PromptTemplate(Protocol):
 
 
 class EngineClient(Protocol):
-    """The engine as the server sees it. Every method may be called from any thread and returns at once."""
+    """The engine as the server sees it. Every method may be called from any thread and, `compile_grammar` aside,
+    returns at once."""
 
     @property
     def max_seq_len(self) -> int:
         """Longest sequence in tokens, prompt plus output."""
+        ...
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one request, prompt plus output: `max_seq_len`, or less where the KV pool is small."""
+        ...
+
+    @property
+    def max_seqs(self) -> int:
+        """Most requests that take part in one step."""
         ...
 
     @property
@@ -67,8 +105,14 @@ class EngineClient(Protocol):
         on_output: Callable[[RequestOutput], None],
         request_id: str | None = None,
         cache_salt: str = "",
+        terms: Terms = ...,
+        grammar: Grammar | None = None,
     ) -> RequestId:
         """Queue a request; `on_output` is called from the engine's thread. Raises RequestError or OverloadedError."""
+        ...
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        """Return what keeps answers to `spec`. Takes up to seconds. Raises RequestError if there is no such grammar."""
         ...
 
     def abort(self, request_id: RequestId) -> None:
@@ -77,6 +121,10 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats:
         """Return the current figures."""
+        ...
+
+    def stalled_s(self) -> float:
+        """Return the seconds since the last finished step; 0 while the engine is idle, starting or moving."""
         ...
 
     def is_healthy(self, threshold_s: float) -> bool:

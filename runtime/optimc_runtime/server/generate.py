@@ -7,20 +7,23 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from optimc.errors import OptimcError, RequestError
-from optimc_runtime.request import RequestOutput, SamplingParams, Usage
+from optimc_runtime.request import RequestOutput, SamplingParams, Terms, Usage
 from optimc_runtime.server.answer import Answer, usage_object
 from optimc_runtime.server.context import ServerContext
 from optimc_runtime.server.disconnect import unless_disconnected
 from optimc_runtime.server.errors import as_api_error
 from optimc_runtime.server.protocol.generation import GenerationFields
 from optimc_runtime.server.streaming import DONE, ChoiceEvents, EventStream, event
-from optimc_runtime.server.submission import Submission
+from optimc_runtime.server.submission import NO_TERMS, Submission
+
+if TYPE_CHECKING:
+    from optimc_runtime.structured.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,11 @@ class Work:
     prompts: Sequence[Sequence[int]]
     choices: Sequence[SamplingParams]
     fields: GenerationFields
+    grammar: Grammar | None = None
+    """What every answer keeps to."""
+    terms: Terms = NO_TERMS
+    echoes: Sequence[str] | None = None
+    """What each prompt's answers begin with."""
 
 
 def check_choices(context: ServerContext, num_prompts: int, n: int) -> None:
@@ -72,7 +80,9 @@ async def reply(context: ServerContext, request: Request, work: Work, shape: Rep
     context.submissions.add(submission)
     streams = False
     try:
-        submission.start(name, work.prompts, work.choices, work.fields.cache_salt)
+        submission.start(
+            name, work.prompts, work.choices, work.fields.cache_salt, terms=work.terms, grammar=work.grammar
+        )
         if not work.fields.stream:
             answers = await unless_disconnected(request.receive, _collect(submission))
             return JSONResponse(

@@ -6,13 +6,19 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from optimc.errors import EngineError, OptimcError
-from optimc_runtime.request import RequestId, RequestOutput, SamplingParams
+from optimc_runtime.request import RequestId, RequestOutput, SamplingParams, Terms
 from optimc_runtime.server.client import EngineClient
 from optimc_runtime.server.errors import AbortedError
 from optimc_runtime.server.mailbox import Mailbox
 from optimc_runtime.server.metrics import ServerMetrics
+
+if TYPE_CHECKING:
+    from optimc_runtime.structured.grammar import Grammar
+
+NO_TERMS = Terms()
 
 
 class Submission:
@@ -36,9 +42,20 @@ class Submission:
         mailbox.open()
 
     def start(
-        self, name: str, prompts: Sequence[Sequence[int]], choices: Sequence[SamplingParams], cache_salt: str
+        self,
+        name: str,
+        prompts: Sequence[Sequence[int]],
+        choices: Sequence[SamplingParams],
+        cache_salt: str,
+        terms: Terms = NO_TERMS,
+        grammar: Grammar | None = None,
     ) -> None:
         """Submit every choice of every prompt. Raises RequestError or OverloadedError; then `abort` what was taken."""
+        special: dict[str, Any] = {}
+        if terms != NO_TERMS:
+            special["terms"] = terms
+        if grammar is not None:
+            special["grammar"] = grammar
         for prompt_index, prompt in enumerate(prompts):
             for choice, params in enumerate(choices):
                 index = prompt_index * len(choices) + choice
@@ -49,6 +66,7 @@ class Submission:
                     on_output=partial(self._post, index),
                     request_id=f"{name}-{index}",
                     cache_salt=cache_salt,
+                    **special,
                 )
 
     async def take(self) -> list[tuple[int, RequestOutput]]:
