@@ -21,6 +21,7 @@ from optimc_runtime.request import (
     RequestOutput,
     SamplingParams,
     Timings,
+    Terms,
     TokenLogprob,
     Usage,
 )
@@ -46,9 +47,23 @@ class ByteTokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         return bytes([token_id - FIRST_BYTE]) if token_id >= FIRST_BYTE else f"<{token_id}>".encode()
 
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        shown = (token_id for token_id in ids if token_id >= FIRST_BYTE or not skip_special_tokens)
+        return b"".join(map(self.bytes_of, shown)).decode(errors="replace")
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(range(FIRST_BYTE))
+
+    def token_id(self, token: str) -> int | None:
+        return next((i for i in range(VOCAB) if self.bytes_of(i) == token.encode()), None)
+
 
 class TurnTemplate:
     """Every message becomes: 1, the role's first letter, the content, 2."""
+
+    source = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    supports_tools = False
 
     def __init__(self) -> None:
         self.seen: list[Sequence[Mapping[str, Any]]] = []
@@ -79,12 +94,21 @@ class Script:
     error: OptimcError = field(default_factory=lambda: EngineError("step 3 failed: injected"))
 
 
+@dataclass(frozen=True)
+class StubGrammar:
+    """Stands for a compiled grammar; the scripted engine does not keep to it."""
+
+    spec: Any
+
+
 @dataclass
 class Submitted:
     prompt: list[int]
     params: SamplingParams
     cache_salt: str
     request_id: RequestId
+    terms: Terms = Terms()
+    grammar: Any = None
     aborted: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     sent_tokens: int = 0
@@ -95,6 +119,8 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.max_seq_len = 4096
+        self.max_request_tokens = 4096
+        self.max_seqs = 16
         self.vocab_size = VOCAB
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
         self.reset()
@@ -103,6 +129,12 @@ class ScriptedEngine:
         self.script = Script()
         self.script_for: Callable[[list[int], int], Script] | None = None
         self.healthy = True
+        self.stalled = 0.0
+        """Seconds without a step, as `stalled_s` reports them."""
+        self.compiled: list[Any] = []
+        self.compile_s = 0.0
+        """How long a grammar takes to compile."""
+        self.grammar_error: RequestError | None = None
         self.capacity: int | None = None
         self.submitted: list[Submitted] = []
         self.refuse: OptimcError | None = None
@@ -118,18 +150,20 @@ class ScriptedEngine:
         on_output: Callable[[RequestOutput], None],
         request_id: str | None = None,
         cache_salt: str = "",
+        terms: Terms = Terms(),  # noqa: B008 - frozen
+        grammar: Any = None,
     ) -> RequestId:
         if self.submit_raises is not None:
             raise self.submit_raises
         if self.refuse is not None:
             raise self.refuse
-        if len(prompt_ids) + (params.max_tokens or 1) > self.max_seq_len:
+        if len(prompt_ids) + (1 if params.max_tokens is None else params.max_tokens) > self.max_seq_len:
             raise RequestError(f"{len(prompt_ids)} prompt tokens do not fit", code="context_length_exceeded")
         with self._lock:
             if self.capacity is not None and len(self.live()) >= self.capacity:
                 raise OverloadedError(f"{self.capacity} requests are waiting already", retry_after_s=0.2)
             assert request_id is not None
-            entry = Submitted(list(prompt_ids), params, cache_salt, RequestId(request_id))
+            entry = Submitted(list(prompt_ids), params, cache_salt, RequestId(request_id), terms, grammar)
             self.submitted.append(entry)
             script = self.script_for(entry.prompt, len(self.submitted) - 1) if self.script_for else self.script
         threading.Thread(target=self._play, args=(entry, script, on_output), daemon=True).start()
@@ -152,12 +186,31 @@ class ScriptedEngine:
             sample_s=3.0, commit_s=4.0, draft_s=5.0, speculation=self.speculation,
         )  # fmt: skip
 
+    def compile_grammar(self, spec: Any) -> StubGrammar:
+        time.sleep(self.compile_s)
+        if self.grammar_error is not None:
+            raise self.grammar_error
+        self.compiled.append(spec)
+        return StubGrammar(spec)
+
+    def stalled_s(self) -> float:
+        return self.stalled
+
     def is_healthy(self, threshold_s: float) -> bool:
-        return self.healthy
+        return self.healthy and self.stalled <= threshold_s
 
     def _play(self, entry: Submitted, script: Script, on_output: Callable[[RequestOutput], None]) -> None:
         start = time.monotonic()
         timings = Timings(arrival_s=start, scheduled_s=start)
+        told_prompt = None
+        if entry.params.prompt_logprobs:
+            assert entry.params.logprobs is not None
+            tops = tuple((40 + rank, -2.0 - rank) for rank in range(entry.params.logprobs))
+            told_prompt = (None, *(TokenLogprob(token_id, -0.25, tops) for token_id in entry.prompt[1:]))
+        if entry.params.max_tokens == 0:
+            entry.ended.set()
+            on_output(self._output(entry, (), "", timings, "length")._replace(prompt_logprobs=told_prompt))
+            return
         increments = [(piece, piece.encode()) for piece in script.pieces]
         last = script.held_back.encode()
         for number, (text, data) in enumerate([*increments, ("", last)]):
@@ -178,7 +231,9 @@ class ScriptedEngine:
             timings = replace(timings, first_token_s=timings.first_token_s or now, finished_s=now if final else None)
             if final:
                 entry.ended.set()
-            on_output(self._output(entry, ids, text, timings, script.finish if final else None))
+            output = self._output(entry, ids, text, timings, script.finish if final else None)
+            on_output(output._replace(prompt_logprobs=told_prompt))
+            told_prompt = None
 
     def _output(
         self, entry: Submitted, ids: tuple[int, ...], text: str, timings: Timings, finish: FinishReason | None
@@ -224,8 +279,10 @@ class Served:
 
 
 @contextmanager
-def _running(engine: ScriptedEngine, template: TurnTemplate | None, options: ServerOptions) -> Iterator[Served]:
-    app = build_app(engine, model_name=MODEL, chat_template=template, options=options)
+def _running(
+    engine: ScriptedEngine, template: Any, options: ServerOptions, *, model_name: str = MODEL, **app_options: Any
+) -> Iterator[Served]:
+    app = build_app(engine, model_name=model_name, chat_template=template, options=options, **app_options)
     ready = threading.Event()
     server = HttpServer(app, port=0, drain_timeout_s=2, on_ready=lambda _url: ready.set())
     thread = threading.Thread(target=server.run)
@@ -242,7 +299,7 @@ def _running(engine: ScriptedEngine, template: TurnTemplate | None, options: Ser
 
 @pytest.fixture(scope="session")
 def start_server() -> Callable[..., Any]:
-    """Return a context manager running a server of one's own: (engine, template, options)."""
+    """Return a context manager running a server of one's own: (engine, template, options, more of `build_app`)."""
     return _running
 
 
