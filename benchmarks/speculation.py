@@ -92,8 +92,8 @@ def report(data: dict[str, Any]) -> str:
     lines = [
         "# Guessing tokens ahead",
         "",
-        "Decoding with guesses over decoding without, on one engine in turns: the median round, and the least and the most",
-        "where there were several. Predicted from what was accepted and what steps cost. Accepted: shares by position.",
+        "Decoding with guesses over decoding without, on one engine in turns: the median round, and the least and the",
+        "most of several. Predicted from what was accepted and what steps cost. Accepted: shares by position.",
         "",
         "| mode | text | temperature | batch | observed | wanted | | predicted | tokens/step | accepted | draft ms |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
