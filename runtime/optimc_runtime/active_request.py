@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,10 @@ from optimc_runtime.output_text import OutputText
 from optimc_runtime.request import FinishReason, RequestOutput, Timings, TokenLogprob, Usage
 from optimc_runtime.sampler import SamplingState
 from optimc_runtime.sequence import Sequence
+from optimc_runtime.structured.grammar import GrammarState
+
+if TYPE_CHECKING:
+    from optimc_runtime.prompt_logprobs import PromptLogprobs
 
 OnOutput = Callable[[RequestOutput], None]
 OnLogits = Callable[[int, NDArray[np.float32]], None]
@@ -25,9 +30,11 @@ class ActiveRequest:
     """A request between submission and its last output. `sampling` is None for one that only scores its prompt."""
 
     __slots__ = (
+        "grammar",
         "on_hidden",
         "on_logits",
         "on_output",
+        "prompt_logprobs",
         "sampling",
         "sequence",
         "stop_ids",
@@ -46,6 +53,8 @@ class ActiveRequest:
         text: OutputText | None = None,
         on_logits: OnLogits | None = None,
         on_hidden: OnHidden | None = None,
+        grammar: GrammarState | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         self.sequence = sequence
         self.sampling = sampling
@@ -54,6 +63,8 @@ class ActiveRequest:
         self.on_output = on_output
         self.on_logits = on_logits
         self.on_hidden = on_hidden
+        self.grammar = grammar
+        self.prompt_logprobs = prompt_logprobs
         self.timings = Timings(arrival_s)
 
     def mark(self, **times_s: float) -> None:
@@ -67,9 +78,13 @@ class ActiveRequest:
         sequence.append(token_id)
         if token_id in self.stop_ids:
             return output_text.finish(), "stop"
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
         text = output_text.push(token_id)
         if output_text.stopped:
             return text, "stop"
+        if self.grammar is not None and self.grammar.is_complete:
+            return text + output_text.finish(), "stop"
         if sequence.wants_token:
             return text, None
         text += output_text.finish()

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -31,10 +31,14 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens or {})
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            variables = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise PlanError(f"chat template, line {error.lineno}: {error.message}") from error
+        self.supports_tools = "tools" in variables
+        """Whether the template shows the model the tools it may call."""
 
     @classmethod
     def from_plan(cls, plan: Plan, *, source: str | None = None) -> ChatTemplate | None:

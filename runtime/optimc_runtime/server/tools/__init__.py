@@ -1,0 +1,1 @@
+"""Tool calls: how models write them, and how the API does."""

@@ -1,0 +1,120 @@
+"""From a grammar's text to something that says what may follow, token by token."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from optimc.errors import RequestError
+from optimc_runtime.structured.grammar import Grammar, reason_of
+from optimc_runtime.structured.grammar_spec import GrammarSpec
+from optimc_runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import JsonCompileOptions, LLTokenizer
+
+MAX_GRAMMARS = 64
+"""Compiled ones kept, those used last."""
+
+MAX_TEXT_BYTES = 64 << 10
+MAX_REGEX_BYTES = 8 << 10
+
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One spelling of JSON, which models write anyway: a model that is free to could write spaces for ever."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary. Any thread may call it; compiling takes milliseconds, the first time
+    longer, for the vocabulary is prepared then."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._grammars: OrderedDict[GrammarSpec, Grammar] = OrderedDict()
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """Return the compiled grammar. Raises RequestError (code "invalid_grammar") in llguidance's words, with
+        `spec.param`, if it is wrong, too large, or lets nothing be said."""
+        with self._lock:
+            known = self._grammars.get(spec)
+            if known is not None:
+                self._grammars.move_to_end(spec)
+                return known
+            if self._vocabulary is None:
+                self._vocabulary = _vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+        grammar = _compiled(spec, self._vocabulary, self._vocab_size)
+        with self._lock:
+            self._grammars[spec] = grammar
+            while len(self._grammars) > MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
+        return grammar
+
+
+class _Words:
+    """The vocabulary as llguidance asks for it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self.tokens = [tokenizer.pieces.bytes_of(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(token_id for token_id in tokenizer.special_ids if token_id < vocab_size)
+        if not eos_ids:
+            # It insists on one; this one's bit is beyond every mask.
+            self.tokens.append(b"<eos>")
+            self.special_token_ids.append(vocab_size)
+        self.eos_token_id = eos_ids[0] if eos_ids else vocab_size
+        self.bos_token_id = None
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text, add_special_tokens=False)
+
+
+def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
+    import llguidance
+
+    words = _Words(tokenizer, vocab_size, eos_ids)
+    return llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(words), n_vocab=len(words.tokens), eos_token=list(eos_ids) or [words.eos_token_id]
+    )
+
+
+def _compiled(spec: GrammarSpec, vocabulary: LLTokenizer, vocab_size: int) -> Grammar:
+    import llguidance
+
+    limit = MAX_REGEX_BYTES if spec.kind == "regex" else MAX_TEXT_BYTES
+    size = len(spec.text.encode(errors="surrogatepass"))
+    if size > limit:
+        raise _invalid(spec, f"{size:,} bytes; at most {limit:,} are taken")
+    matcher_class = llguidance.LLMatcher
+    try:
+        if spec.kind == "regex":
+            grammar = matcher_class.grammar_from_regex(spec.text)
+        elif spec.kind == "lark":
+            grammar = matcher_class.grammar_from_lark(spec.text)
+        else:
+            schema = '{"type": "object"}' if spec.kind == "json_object" else spec.text
+            grammar = matcher_class.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+    except ValueError as error:  # text that is no Unicode, or no JSON
+        raise _invalid(spec, str(error)) from None
+    limits = llguidance.LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=20_000,
+        max_grammar_size=100_000,
+        max_lexer_states=50_000,
+        verbose_errors=False,
+    )
+    matcher = matcher_class(vocabulary, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        # The first mask is the dearest; and a grammar that lets nothing be said is found out here.
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _invalid(spec, reason_of(matcher))
+    return Grammar(matcher, vocab_size, spec.param)
+
+
+def _invalid(spec: GrammarSpec, reason: str) -> RequestError:
+    return RequestError(f"{spec.param}: {reason}", param=spec.param, code="invalid_grammar")

@@ -1,0 +1,19 @@
+"""What an answer must look like, as the client said it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A grammar before it is compiled; equal ones are compiled once."""
+
+    kind: GrammarKind
+    text: str
+    """The schema as JSON, the regex, or the Lark grammar; "" for json_object."""
+    param: str
+    """The request field to blame: "response_format", "guided_regex", "grammar" or "tools"."""
