@@ -12,6 +12,7 @@ from optimc.errors import ConfigError, Fault
 from optimc.plan import Plan
 from optimc_runtime.config import EngineConfig, SpeculationOptions
 from optimc_runtime.engine import Engine
+from optimc_runtime.policy import PolicyName
 
 
 def load_engine(
@@ -26,6 +27,10 @@ def load_engine(
     inflight_batching: bool = True,
     max_queued_requests: int | None = None,
     max_queued_tokens: int | None = None,
+    policy: PolicyName = "fcfs",
+    ageing_s: float = 10.0,
+    gap_factor: float = 2.0,
+    ttft_slo_ms: float | None = None,
     speculation: SpeculationOptions | None = None,
     trust: bool = False,
 ) -> Engine:
@@ -49,6 +54,10 @@ def load_engine(
         prefix_cache=prefix_cache,
         chunked_prefill=chunked_prefill,
         inflight_batching=inflight_batching,
+        policy=policy,
+        ageing_s=ageing_s,
+        gap_factor=gap_factor,
+        ttft_slo_s=None if ttft_slo_ms is None else ttft_slo_ms / 1000,
         speculation=SpeculationOptions() if speculation is None else speculation,
         **{name: value for name, value in given.items() if value is not None},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -9,6 +10,7 @@ from typing import Literal, get_args
 from optimc.errors import ConfigError, Fault
 from optimc.plan import Manifest
 from optimc_runtime.executor.base import KvPoolInfo
+from optimc_runtime.policy import PolicyName
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class StepLimits:
     """Slots S per block."""
     num_blocks: int
     """Blocks P in the pool."""
+    pinned_blocks: int = 0
+    """Those of them that hold pinned prefixes for good."""
 
     @property
     def max_running(self) -> int:
@@ -33,12 +37,16 @@ class StepLimits:
 
     @property
     def max_request_tokens(self) -> int:
-        """Longest sequence that can run at all: alone, in an empty pool."""
-        return min(self.max_seq_len, self.num_blocks * self.block_size)
+        """Longest sequence that can run at all: alone, beside nothing but pinned prefixes."""
+        return min(self.max_seq_len, (self.num_blocks - self.pinned_blocks) * self.block_size)
 
 
 def _is_int(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 MOST_NODES = 256
@@ -131,6 +139,15 @@ class EngineConfig:
     """Prompt tokens that may wait; a request that would exceed it is refused unless nothing waits."""
     max_overtakes: int = 64
     """Younger requests that may pass a waiting one that does not fit, before none may."""
+    policy: PolicyName = "fcfs"
+    """Which waiting request is admitted first; those of differing tenants take turns under every policy."""
+    ageing_s: float = 10.0
+    """Policy "priority": waiting this long counts as much as one level of priority."""
+    gap_factor: float = 2.0
+    """Chunks of prompts are cut so that a step takes at most this many times what it takes without them; 0: as large
+    as they fit. Chunks then depend on time, answers do not where the executor's results do not depend on chunks."""
+    ttft_slo_s: float | None = None
+    """A request whose first token is expected to take longer than this is refused (HTTP 429)."""
     threads: int | None = None
     """Threads of the executor; None lets it choose."""
     speculation: SpeculationOptions = SpeculationOptions()
@@ -145,6 +162,14 @@ class EngineConfig:
         for name in ("max_queued_requests", "max_queued_tokens", "max_overtakes"):
             if not _is_int(getattr(self, name), 0):
                 faults.append(Fault(name, f"must be an integer of at least 0, got {getattr(self, name)!r}"))
+        if self.policy not in get_args(PolicyName):
+            faults.append(Fault("policy", f"must be one of {', '.join(get_args(PolicyName))}, got {self.policy!r}"))
+        if not _is_number(self.ageing_s) or self.ageing_s <= 0:
+            faults.append(Fault("ageing_s", f"must be a number of seconds above 0, got {self.ageing_s!r}"))
+        if not _is_number(self.gap_factor) or not (self.gap_factor == 0 or self.gap_factor > 1):
+            faults.append(Fault("gap_factor", f"must be above 1, or 0 for no limit, got {self.gap_factor!r}"))
+        if self.ttft_slo_s is not None and not (_is_number(self.ttft_slo_s) and self.ttft_slo_s > 0):
+            faults.append(Fault("ttft_slo_s", f"must be a number of seconds above 0, got {self.ttft_slo_s!r}"))
         for name in ("prefix_cache", "chunked_prefill", "inflight_batching"):
             if not isinstance(getattr(self, name), bool):
                 faults.append(Fault(name, f"must be true or false, got {getattr(self, name)!r}"))

@@ -31,9 +31,10 @@ from optimc_runtime.engine_thread import EngineThread
 from optimc_runtime.executor.base import Executor
 from optimc_runtime.executor.load import load_executor
 from optimc_runtime.generate import Batch
-from optimc_runtime.output_text import OutputText
-from optimc_runtime.prefix_cache import BlockHash, PrefixCache, chain_hash
-from optimc_runtime.request import Generation, RequestId, RequestOutput, SamplingParams
+from optimc_runtime.output_text import OutputText, special_stop_ids
+from optimc_runtime.prefix_cache import BlockHash, Extras, PrefixCache, chain_hash
+from optimc_runtime.prompt_logprobs import PromptLogprobs
+from optimc_runtime.request import Generation, RequestId, RequestOutput, SamplingParams, Terms
 from optimc_runtime.sampler import SamplingState
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.sequence import Sequence as TokenSequence
@@ -43,7 +44,12 @@ from optimc_runtime.speculate.profile_steps import profile_steps
 from optimc_runtime.speculate.speculator import ProposingSpeculator
 from optimc_runtime.speculate.tree import Speculator
 from optimc_runtime.stats import EngineStats
+from optimc_runtime.structured.compiler import GrammarCompiler
+from optimc_runtime.structured.grammar import Grammar, check_with_grammar
+from optimc_runtime.structured.grammar_spec import GrammarSpec
 from optimc_runtime.tokenizer import Tokenizer
+
+_NO_TERMS = Terms()
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +101,9 @@ class Engine:
         self._speculator = speculator
         self._worker = EngineThread(executor, self.scheduler, self.config, speculator)
         self._loop = self._worker.loop
+        self._grammars = (
+            None if tokenizer is None else GrammarCompiler(tokenizer, self.vocab_size, tuple(manifest.tokens.eos))
+        )
         self._closing = threading.Lock()
         self._is_released = False
         self._order = itertools.count()
@@ -129,6 +138,16 @@ class Engine:
     def max_seq_len(self) -> int:
         """Longest sequence in tokens, prompt plus output."""
         return self.limits.max_seq_len
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Longest sequence in tokens that the KV pool can hold; `max_seq_len` if it holds that."""
+        return self.limits.max_request_tokens
+
+    @property
+    def max_seqs(self) -> int:
+        """Most requests that run at once."""
+        return self.limits.max_running
 
     @property
     def vocab_size(self) -> int:
@@ -169,12 +188,15 @@ class Engine:
         on_output: Callable[[RequestOutput], None],
         request_id: str | None = None,
         cache_salt: str = "",
+        terms: Terms = _NO_TERMS,
+        grammar: Grammar | None = None,
         on_hidden: OnHidden | None = None,
     ) -> RequestId:
         """Queue a request. `on_output` is called from the engine's thread for every token, or for several that one
         step brought, with finish_reason set in the last call; if it raises, the request ends. `on_hidden` is called
         before it with the hidden states [m, d] its m tokens were sampled from, if the plan was lowered to give them.
-        Requests share cached prefixes only under the same `cache_salt`.
+        Requests share cached prefixes only under the same `cache_salt`. `terms` say who is to get it and how soon;
+        with a `grammar`, from `compile_grammar`, the answer keeps to it.
 
         Raises RequestError if the request can never be served, OverloadedError if the queue is full, EngineError if
         the engine is closed.
@@ -190,29 +212,47 @@ class Engine:
         self._check_speculation(params.speculation)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and the plan has none", param="stop")
-        stop_ids = frozenset(params.stop_token_ids)
+        if grammar is not None:
+            check_with_grammar(params)
+        stop_ids = frozenset(params.stop_token_ids) | special_stop_ids(self.tokenizer, params.stop)
         if not params.ignore_eos:
             stop_ids |= frozenset(self.manifest.tokens.eos)
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        # Every position of a scored prompt is computed, so it takes nothing from the prefix cache.
+        scored = PromptLogprobs(prompt, params.logprobs or 0) if params.prompt_logprobs else None
         sequence = TokenSequence(
             RequestId(request_id or uuid.uuid4().hex),
             next(self._order),
             prompt,
             most,
-            extras=(("salt", cache_salt),) if cache_salt else (),
+            extras=None if scored is not None else _extras(cache_salt),
+            all_logits=scored is not None,
         )
         sequence.proposer = params.speculation
+        sequence.tenant, sequence.priority, sequence.arrived_s = terms.tenant, terms.priority, time.monotonic()
         request = ActiveRequest(
             sequence,
             on_output,
-            time.monotonic(),
+            sequence.arrived_s,
             sampling=SamplingState(params, prompt, stop_ids, self.vocab_size, seed),
             stop_ids=stop_ids,
             text=OutputText(self.tokenizer, params),
+            on_logits=None if scored is None else scored.take,
             on_hidden=on_hidden,
+            grammar=None if grammar is None else grammar.start(),
+            prompt_logprobs=scored,
         )
         self._worker.enqueue(request)
         return sequence.request_id
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        """Return what keeps answers to `spec`. Takes milliseconds, the first time longer; any thread may call it.
+
+        Raises RequestError if there is no such grammar, or no tokenizer to tell which text tokens stand for.
+        """
+        if self._grammars is None:
+            raise RequestError(f"{spec.param} needs a tokenizer, and the plan has none", param=spec.param)
+        return self._grammars.compile(spec)
 
     def abort(self, request_id: RequestId) -> None:
         """End a request in whatever state it is, within one step; its last output has finish_reason "abort". Nothing
@@ -327,6 +367,11 @@ class Engine:
         """Forget all cached prefixes; returns when it is done."""
         self._worker.call(self.scheduler.reset_prefix_cache)
 
+    def stalled_s(self) -> float:
+        """Return the seconds since the last step ended, 0 while there is nothing to do; infinity if the engine is
+        broken."""
+        return self._worker.stalled_s()
+
     def is_healthy(self, threshold_s: float) -> bool:
         """Return whether the engine accepts requests and, if it has any, finished a step in the last `threshold_s`."""
         return self._worker.is_healthy(threshold_s)
@@ -352,3 +397,7 @@ class Engine:
         if self.tokenizer is None:
             raise RequestError("a text prompt needs a tokenizer, and the plan has none; give token ids", param="prompt")
         return self.tokenizer.encode(prompt)
+
+
+def _extras(cache_salt: str) -> Extras:
+    return (("salt", cache_salt),) if cache_salt else ()

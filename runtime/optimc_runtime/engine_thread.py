@@ -7,6 +7,7 @@ while there is nothing to do, and leaves once the engine is closed and nothing i
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -147,12 +148,20 @@ class EngineThread:
         """Return a snapshot; requests the thread has not taken in yet count as waiting."""
         return self.loop.stats(len(self._inbox))
 
+    def stalled_s(self) -> float:
+        """Return for how long no step has ended although there are requests; infinity once the loop is broken.
+
+        Takes no lock: a stuck step must not be able to keep its own report waiting.
+        """
+        if self._state is _State.BROKEN:
+            return math.inf
+        if self._state is _State.NEW or not self._unfinished:
+            return 0.0
+        return time.monotonic() - self._last_progress_s  # of after the first request came, which sets it first
+
     def is_healthy(self, threshold_s: float) -> bool:
         """Return whether requests are accepted and, if there are any, a step ended in the last `threshold_s`."""
-        with self._wake:
-            if self._state not in (_State.NEW, _State.RUNNING):
-                return False
-            return not self._unfinished or time.monotonic() - self._last_progress_s <= threshold_s
+        return self._state in (_State.NEW, _State.RUNNING) and self.stalled_s() <= threshold_s
 
     def _run(self) -> None:
         try:

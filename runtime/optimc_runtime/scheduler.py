@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -158,6 +159,13 @@ class Scheduler:
                 block = sequence.blocks[sequence.num_published]
                 sequence.lease = self.cache.publish(sequence.lease, tokens, block)
                 sequence.num_published += 1
+
+    def observe(self, step: Step, execute_s: float) -> None:
+        """Learn what a step took, once it has succeeded and before `commit`."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of `EngineStats` that the scheduler knows and that have defaults; from any thread."""
+        return {}
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence, waiting or running: it gives back all it holds."""

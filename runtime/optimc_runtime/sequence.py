@@ -31,6 +31,7 @@ class Sequence:
 
     __slots__ = (
         "all_logits",
+        "arrived_s",
         "blocked_since",
         "blocks",
         "extras",
@@ -45,10 +46,12 @@ class Sequence:
         "num_scored",
         "num_tokens",
         "order",
+        "priority",
         "proposer",
         "request_id",
         "row",
         "status",
+        "tenant",
         "tokens",
     )
 
@@ -73,6 +76,12 @@ class Sequence:
         self.all_logits = all_logits
         self.proposer: str | None = None
         """Who may guess this sequence's tokens: None = as the engine is set, "off" = nobody."""
+        self.tenant = ""
+        """On whose behalf it runs: see `FairShare`. "" is nobody in particular."""
+        self.priority = 0
+        """Lower is sooner: see `admission_order`."""
+        self.arrived_s = 0.0
+        """When it was submitted, by the scheduler's clock."""
         self.status = Status.WAITING
         self.num_computed = 0
         self.blocks: list[BlockId] = []

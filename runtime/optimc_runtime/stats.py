@@ -65,6 +65,19 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantStats:
+    """What one tenant, the holder of an API key, has and had of the engine."""
+
+    running: int
+    waiting: int
+    """Requests queued or preempted."""
+    prompt_tokens: int
+    """Of requests admitted so far, those found cached included."""
+    output_tokens: int
+    """Sampled so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot. Each figure is exact; taken while steps run, two figures may be one step apart."""
 
@@ -102,6 +115,20 @@ class EngineStats:
     """Total time making guesses."""
     speculation: SpeculationStats | None = None
     """None without speculation."""
+    waiting_tokens: int = 0
+    """Known tokens of the requests that wait."""
+    prefix_cached_blocks: int = 0
+    """Blocks the prefix cache can serve, in use or not."""
+    prefix_evicted_blocks: int = 0
+    """Blocks whose cached content was given up for room."""
+    pinned_blocks: int = 0
+    """Cached blocks that are never given up."""
+    chunk_budget_tokens: int = 0
+    """Most prompt tokens that might last be computed beside running requests; 0 while nothing limits them."""
+    refused: int = 0
+    """Requests refused because too much was waiting."""
+    tenants: Mapping[str, TenantStats] = field(default_factory=dict)
+    """By name; requests on nobody's behalf are not in it."""
 
     @property
     def kv_usage(self) -> float:
