@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from optimc_runtime.server.client import EngineClient, PromptTemplate
 from optimc_runtime.server.errors import ApiError
+from optimc_runtime.server.keys import KeyRing
 from optimc_runtime.server.mailbox import Mailbox
 from optimc_runtime.server.metrics import ServerMetrics
 from optimc_runtime.server.options import ServerOptions
 from optimc_runtime.server.submission import Submission
+
+
+@dataclass(slots=True)
+class Phase:
+    """Where a server stands between its start and its end."""
+
+    is_draining: bool = False
+    """Nothing new is taken; what runs may finish."""
+    active: int = 0
+    """Requests for work that are being answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,16 @@ class ServerContext:
     mailbox: Mailbox = field(default_factory=Mailbox)
     submissions: WeakSet[Submission] = field(default_factory=WeakSet)
     """What is being answered now, and perhaps what has just been."""
+    keys: KeyRing | None = None
+    """Who may ask; None: whoever reaches the port."""
+    phase: Phase = field(default_factory=Phase)
+    grammar_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    """Compiling a grammar takes a core for up to seconds: so many may at once."""
+
+    def begin_drain(self) -> None:
+        """Refuse new work from now on."""
+        self.phase.is_draining = True
+        self.metrics.drain()
 
     def abort_all(self) -> None:
         """End every request that is being answered; its client is told (503, or an error event in a stream)."""

@@ -1,6 +1,8 @@
-"""`GET /health`: alive means the engine moves, not that a socket answers."""
+"""`GET /health/live` and `/health/ready`: alive means the engine moves, not that a socket answers."""
 
 from __future__ import annotations
+
+import math
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -8,11 +10,33 @@ from starlette.responses import JSONResponse, Response
 from optimc_runtime.server.context import ServerContext
 
 
-async def health(context: ServerContext, _request: Request) -> Response:
-    """Answer 200 while the engine makes progress or is idle, 503 when it has work and stands still."""
+async def live(context: ServerContext, _request: Request) -> Response:
+    """Answer 200 while the engine makes progress or is idle, 503 when it has work and stands still, or broke."""
+    return _stalled(context) or JSONResponse({"status": "ok"})
+
+
+async def ready(context: ServerContext, _request: Request) -> Response:
+    """Answer 200 while new requests are welcome: 503 when the engine stands still and while the server drains.
+
+    There is no "not yet": the port opens after the warm-up.
+    """
+    if context.phase.is_draining:
+        return _unavailable("draining", "the server is shutting down; running requests may finish")
+    return _stalled(context) or JSONResponse({"status": "ok"})
+
+
+def _stalled(context: ServerContext) -> Response | None:
     threshold_s = context.options.stall_threshold_s
     if context.engine.is_healthy(threshold_s):
-        return JSONResponse({"status": "ok"})
-    return JSONResponse(
-        {"status": "stalled", "detail": f"the engine has work but made no step for {threshold_s:g} s"}, status_code=503
+        return None
+    stalled_s = context.engine.stalled_s()
+    if stalled_s <= threshold_s or math.isinf(stalled_s):
+        return _unavailable("broken", "the engine takes no requests any more; the log says why")
+    return _unavailable(
+        "stalled",
+        f"the engine has work but made no step for {stalled_s:.1f} s; more than {threshold_s:g} s is no progress",
     )
+
+
+def _unavailable(status: str, detail: str) -> Response:
+    return JSONResponse({"status": status, "detail": detail}, status_code=503)

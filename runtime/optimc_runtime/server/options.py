@@ -26,6 +26,16 @@ class ServerOptions:
     """Sampling values for requests that do not give their own."""
     stall_threshold_s: float = 30.0
     """`/health` turns 503 when the engine has had work but made no step for this long."""
+    max_prompt_tokens: int | None = None
+    """Longer prompts are refused with 400; None leaves it to the engine."""
+    max_output_tokens: int | None = None
+    """Most output tokens a choice may ask for, and what it gets if it asks for none. None leaves it to the engine."""
+    request_timeout_s: float = 600.0
+    """A request that is not answered after this is given up: 504, or an error event in a stream."""
+    cors_origins: tuple[str, ...] = ()
+    """Web origins whose pages may call this server; "*" lets all. None: no CORS header is ever sent."""
+    show_page: bool = True
+    """Serve the page at `/`."""
 
     def __post_init__(self) -> None:
         faults = [

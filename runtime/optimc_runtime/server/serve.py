@@ -7,9 +7,9 @@ import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -17,6 +17,7 @@ from optimc.errors import ConfigError, Fault
 from optimc_runtime.server.app import build_app
 from optimc_runtime.server.client import EngineClient, PromptTemplate
 from optimc_runtime.server.connection import DeadlineProtocol
+from optimc_runtime.server.keys import KeyRing
 from optimc_runtime.server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ OnReady = Callable[[str], None]
 
 ABORT_GRACE_S = 5
 """How long aborted requests may take to tell their clients: a step of the engine, and the way back."""
+
+_POLL_S = 0.05
 
 
 class HttpServer:
@@ -62,17 +65,18 @@ class HttpServer:
             # The peer's own word about its address would end up in logs only, and should not.
             proxy_headers=False,
             server_header=False,
-            timeout_graceful_shutdown=drain_timeout_s + ABORT_GRACE_S,
+            # What is left by then is no request for work, or has been aborted.
+            timeout_graceful_shutdown=ABORT_GRACE_S,
         )
         self._server = _DrainingServer(
             config,
             on_started=lambda: on_ready(self.url) if on_ready is not None else None,
+            app=app,
             drain_timeout_s=drain_timeout_s,
-            on_drain_timeout=app.state.abort_all,
         )
 
     def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`; then refuse new connections and finish what runs, or time out.
+        """Serve until SIGTERM, SIGINT or `stop`; then refuse new requests and finish what runs, or time out.
 
         Signals are handled in the main thread only. A second SIGINT ends at once. Returns normally in each case.
         """
@@ -89,6 +93,7 @@ def serve(
     model_name: str,
     chat_template: PromptTemplate | None = None,
     options: ServerOptions | None = None,
+    keys: KeyRing | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     drain_timeout_s: int = 30,
@@ -98,7 +103,7 @@ def serve(
 
     Raises ConfigError if `host:port` cannot be bound. The engine stays the caller's to close.
     """
-    app = build_app(engine, model_name=model_name, chat_template=chat_template, options=options)
+    app = build_app(engine, model_name=model_name, chat_template=chat_template, options=options, keys=keys)
     HttpServer(app, host=host, port=port, drain_timeout_s=drain_timeout_s, on_ready=on_ready).run()
 
 
@@ -108,32 +113,40 @@ def check_address(host: str, port: int) -> None:
 
 
 class _DrainingServer(uvicorn.Server):
-    """uvicorn, returning to its caller after a signal instead of raising the signal once more, and telling clients
-    when it does not wait for their answers any longer."""
+    """uvicorn, but: it returns to its caller after a signal instead of raising the signal once more, still answers
+    while what runs finishes (so that probes and clients hear "draining" instead of nothing), and tells clients when it
+    does not wait for their answers any longer."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        *,
-        on_started: Callable[[], None],
-        drain_timeout_s: int,
-        on_drain_timeout: Callable[[], None],
+        self, config: uvicorn.Config, *, on_started: Callable[[], None], app: Starlette, drain_timeout_s: int
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self._app = app
         self._drain_timeout_s = drain_timeout_s
-        self._on_drain_timeout = on_drain_timeout
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self._drain_timeout_s, self._on_drain_timeout)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            timer.cancel()
+        self._watching: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        watch: Coroutine[Any, Any, None] = self._app.state.watch()
+        self._watching = asyncio.create_task(watch)
         self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.begin_drain()
+        await self._finished(within_s=self._drain_timeout_s)
+        self._app.state.abort_all()
+        await self._finished(within_s=ABORT_GRACE_S)
+        if self._watching is not None:
+            self._watching.cancel()
+        await super().shutdown(sockets)
+
+    async def _finished(self, *, within_s: float) -> None:
+        """Return once nothing is being answered, or a second Ctrl-C came, or time is up."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        while self._app.state.phase.active and not self.force_exit and loop.time() < end_s:
+            await asyncio.sleep(_POLL_S)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -253,6 +253,7 @@ class Engine:
         return RequestId(request_id)
     def abort(self, request_id): pass
     def is_healthy(self, threshold_s): return True
+    def stalled_s(self): return 0.0
     def stats(self): raise NotImplementedError
 
 serve(Engine(), model_name="m", port=0, on_ready=lambda url: print("ready", url, flush=True))
