@@ -16,6 +16,7 @@ class Answer:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
 
@@ -25,6 +26,8 @@ class Answer:
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         self.finish_reason = output.finish_reason
         self.usage = output.usage
 

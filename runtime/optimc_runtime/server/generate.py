@@ -6,10 +6,12 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from starlette.requests import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from optimc.errors import OptimcError, RequestError
@@ -17,10 +19,12 @@ from optimc_runtime.request import RequestOutput, SamplingParams, Terms, Usage
 from optimc_runtime.server.answer import Answer, usage_object
 from optimc_runtime.server.context import ServerContext
 from optimc_runtime.server.disconnect import unless_disconnected
-from optimc_runtime.server.errors import as_api_error
+from optimc_runtime.server.errors import ApiError, as_api_error
+from optimc_runtime.server.options import ServerOptions
 from optimc_runtime.server.protocol.generation import GenerationFields
+from optimc_runtime.server.request_record import RequestRecord
 from optimc_runtime.server.streaming import DONE, ChoiceEvents, EventStream, event
-from optimc_runtime.server.submission import NO_TERMS, Submission
+from optimc_runtime.server.submission import Submission
 
 if TYPE_CHECKING:
     from optimc_runtime.structured.grammar import Grammar
@@ -53,9 +57,6 @@ class Work:
     fields: GenerationFields
     grammar: Grammar | None = None
     """What every answer keeps to."""
-    terms: Terms = NO_TERMS
-    echoes: Sequence[str] | None = None
-    """What each prompt's answers begin with."""
 
 
 def check_choices(context: ServerContext, num_prompts: int, n: int) -> None:
@@ -74,32 +75,74 @@ async def reply(context: ServerContext, request: Request, work: Work, shape: Rep
     A streamed reply starts with the first token, so what fails before it (overload, a failed step) has its own status
     code, and no client can take an early header for a fast first token.
     """
+    choices = _within_limits(context.options, work)
+    # Reading the prompt and compiling a grammar go on to their end when the client leaves: it is looked for now.
+    if await request.is_disconnected():
+        raise ClientDisconnect
     name = f"{shape.id_prefix}-{uuid.uuid4().hex}"
     head = {"id": name, "created": int(time.time()), "model": context.model_name}
-    submission = Submission(context.engine, context.metrics, context.mailbox, streams=work.fields.stream)
+    record: RequestRecord = request.state.record
+    record.accepted(name, prompts=len(work.prompts), choices=len(choices), stream=work.fields.stream)
+    submission = Submission(context.engine, context.metrics, context.mailbox, streams=work.fields.stream, record=record)
     context.submissions.add(submission)
+    terms = Terms(tenant=request.state.tenant, priority=work.fields.priority)
     streams = False
     try:
-        submission.start(
-            name, work.prompts, work.choices, work.fields.cache_salt, terms=work.terms, grammar=work.grammar
-        )
+        submission.start(name, work.prompts, choices, work.fields.cache_salt, terms, work.grammar)
         if not work.fields.stream:
             answers = await unless_disconnected(request.receive, _collect(submission))
-            return JSONResponse(
-                {
-                    **head,
-                    "object": shape.whole_object,
-                    "choices": [shape.choice(index, answers[index]) for index in sorted(answers)],
-                    "usage": usage_object(_usages(answers), len(work.choices)),
-                }
-            )
+            # Log-probabilities are long to word, and meanwhile others' streams would stand still.
+            word = partial(_whole, {**head, "object": shape.whole_object}, answers, len(choices), shape)
+            return await run_in_threadpool(word) if choices[0].logprobs is not None else word()
         first = await unless_disconnected(request.receive, submission.take())
         streams = True
     finally:
         if not streams:
             submission.abort()
-    events = _events({**head, "object": shape.chunk_object}, first, submission, work, shape)
+    submission.give_up_at(request.state.deadline_s, _too_late(context.options))
+    events = _events({**head, "object": shape.chunk_object}, first, submission, work, shape, record)
     return EventStream(events, on_close=submission.abort)
+
+
+def _within_limits(options: ServerOptions, work: Work) -> Sequence[SamplingParams]:
+    """Return the choices, limited as the server says. Raises RequestError for a prompt or a wish above its limits."""
+    most_prompt, most_output = options.max_prompt_tokens, options.max_output_tokens
+    longest = max(map(len, work.prompts))
+    if most_prompt is not None and longest > most_prompt:
+        raise RequestError(
+            f"the prompt has {longest:,} tokens; this server takes at most {most_prompt:,}",
+            param="messages" if "messages" in work.fields.model_fields_set else "prompt",
+            code="context_length_exceeded",
+        )
+    if most_output is None:
+        return work.choices
+    asked = work.choices[0].max_tokens
+    given = {"max_tokens", "max_completion_tokens"} & work.fields.model_fields_set
+    if given and asked is not None and asked > most_output:
+        raise RequestError(
+            f"{asked:,} output tokens are asked for; this server gives at most {most_output:,}", param=given.pop()
+        )
+    limit = most_output if asked is None else min(asked, most_output)
+    return [replace(params, max_tokens=limit) for params in work.choices]
+
+
+def _too_late(options: ServerOptions) -> ApiError:
+    return ApiError(
+        504,
+        f"the request was not answered within {options.request_timeout_s:g} s",
+        kind="server_error",
+        code="request_timeout",
+    )
+
+
+def _whole(head: dict[str, Any], answers: dict[int, Answer], num_choices: int, shape: ReplyShape) -> Response:
+    return JSONResponse(
+        {
+            **head,
+            "choices": [shape.choice(index, answers[index]) for index in sorted(answers)],
+            "usage": usage_object(_usages(answers), num_choices),
+        }
+    )
 
 
 async def _collect(submission: Submission) -> dict[int, Answer]:
@@ -116,6 +159,7 @@ async def _events(
     submission: Submission,
     work: Work,
     shape: ReplyShape,
+    record: RequestRecord,
 ) -> AsyncIterator[bytes]:
     """Yield a streamed reply's events, those that can go out together as one: chunks, usage if asked for, `[DONE]`; or
     an error event, and no `[DONE]`."""
@@ -137,11 +181,12 @@ async def _events(
             ordered = [usages[index] for index in sorted(usages)]
             yield event({**head, "choices": [], "usage": usage_object(ordered, len(work.choices))})
         yield DONE
-    except OptimcError as error:
-        yield event(as_api_error(error).body())
     except Exception as error:  # the status line is sent: an event is the only way left to say so
-        logger.exception("a streamed reply failed")
-        yield event(as_api_error(error).body())
+        if not isinstance(error, ApiError | OptimcError):
+            logger.exception("a streamed reply failed")
+        failure = as_api_error(error)
+        record.failed(failure.code)
+        yield event(failure.body())
 
 
 def _usages(answers: dict[int, Answer]) -> list[Usage]:

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of the API. One entry per output token, the stop token included."""
+"""Log-probabilities in the two shapes of the API. One entry per token, the stop token included."""
 
 from __future__ import annotations
 
@@ -51,21 +51,26 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._offset = 0
 
-    def take(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return the object for the next `tokens`. `top_logprobs` holds the chosen token even if it is not likely."""
-        texts: list[str] = []
-        offsets: list[int] = []
-        tops: list[dict[str, float]] = []
+    def take(self, tokens: Sequence[TokenLogprob], *, unpredicted: int | None = None) -> dict[str, Any]:
+        """Return the object for the next `tokens`. `top_logprobs` holds the chosen token even if it is not likely.
+
+        `unpredicted` is a token in front of them that nothing precedes: it has a null for each figure.
+        """
+        said: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        if unpredicted is not None:
+            self._add(said, unpredicted)
+            said["token_logprobs"].append(None)
+            said["top_logprobs"].append(None)
         for token in tokens:
-            text, _ = token_text(self._tokenizer, token.token_id)
-            texts.append(text)
-            offsets.append(self._offset)
-            self._offset += len(text)
+            text = self._add(said, token.token_id)
+            said["token_logprobs"].append(max(token.logprob, FLOOR))
             top = {token_text(self._tokenizer, other)[0]: max(logprob, FLOOR) for other, logprob in token.top}
-            tops.append({**top, text: max(token.logprob, FLOOR)})
-        return {
-            "tokens": texts,
-            "token_logprobs": [max(token.logprob, FLOOR) for token in tokens],
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+            said["top_logprobs"].append({**top, text: max(token.logprob, FLOOR)})
+        return said
+
+    def _add(self, said: dict[str, Any], token_id: int) -> str:
+        text, _ = token_text(self._tokenizer, token_id)
+        said["tokens"].append(text)
+        said["text_offset"].append(self._offset)
+        self._offset += len(text)
+        return text

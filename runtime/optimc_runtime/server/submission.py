@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from optimc.errors import EngineError, OptimcError
 from optimc_runtime.request import RequestId, RequestOutput, SamplingParams, Terms
 from optimc_runtime.server.client import EngineClient
-from optimc_runtime.server.errors import AbortedError
+from optimc_runtime.server.errors import AbortedError, ApiError
 from optimc_runtime.server.mailbox import Mailbox
 from optimc_runtime.server.metrics import ServerMetrics
+from optimc_runtime.server.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from optimc_runtime.structured.grammar import Grammar
@@ -29,16 +30,21 @@ class Submission:
     still running, and nothing if all is done.
     """
 
-    def __init__(self, engine: EngineClient, metrics: ServerMetrics, mailbox: Mailbox, *, streams: bool) -> None:
+    def __init__(
+        self, engine: EngineClient, metrics: ServerMetrics, mailbox: Mailbox, *, streams: bool, record: RequestRecord
+    ) -> None:
         self._engine = engine
         self._metrics = metrics
         self._mailbox = mailbox
         self._streams = streams
+        self._record = record
         self._arrived: deque[tuple[int, RequestOutput]] = deque()
         self._arrival: asyncio.Future[None] | None = None
         """Somebody waits for the next output."""
         self._running: dict[int, RequestId] = {}
         self._unread: set[int] = set()
+        self._given_up: ApiError | None = None
+        self._timer: asyncio.TimerHandle | None = None
         mailbox.open()
 
     def start(
@@ -71,13 +77,16 @@ class Submission:
 
     async def take(self) -> list[tuple[int, RequestOutput]]:
         """Return all (choice index, increment) that have come, waiting for the first; none once every choice has
-        finished. Raises the error of the first choice that fails, when all that came before it was taken."""
+        finished. Raises the error of the first choice that fails, when all that came before it was taken, and the
+        error of `give_up_at` after that."""
         # Not `_running`: a choice may have finished before anyone asked for its outputs.
         if not self._unread:
             return []
-        if not self._arrived:
+        if not self._arrived and self._given_up is None:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
+        if self._given_up is not None:
+            raise self._given_up
         taken: list[tuple[int, RequestOutput]] = []
         while self._arrived:
             index, output = self._arrived[0]
@@ -90,8 +99,16 @@ class Submission:
             taken.append(self._arrived.popleft())
         return taken
 
+    def give_up_at(self, deadline_s: float, error: ApiError) -> None:
+        """At `deadline_s`, the loop's time, end what is still running and let `take` raise `error`."""
+        self._timer = asyncio.get_running_loop().call_at(deadline_s, self._give_up, error)
+
     def abort(self) -> None:
         """End every choice that has not finished. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._running:
+            self._record.left()
         while self._running:
             _, request_id = self._running.popitem()
             self._metrics.count_outcome("abort")
@@ -101,12 +118,21 @@ class Submission:
         """Take an output in the engine's thread."""
         self._mailbox.post(self._deliver, index, output, wake=self._streams or output.finish_reason is not None)
 
+    def _give_up(self, error: ApiError) -> None:
+        self._given_up = error
+        self.abort()
+        self._wake()
+
     def _deliver(self, index: int, output: RequestOutput) -> None:
+        self._record.add(index, output)
         self._arrived.append((index, output))
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._wake()
         if output.finish_reason is not None and self._running.pop(index, None) is not None:
             self._metrics.finish(output)
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 def _failure(output: RequestOutput) -> OptimcError:

@@ -20,8 +20,8 @@ from optimc_runtime.request import (
     RequestId,
     RequestOutput,
     SamplingParams,
-    Timings,
     Terms,
+    Timings,
     TokenLogprob,
     Usage,
 )
@@ -107,7 +107,7 @@ class Submitted:
     params: SamplingParams
     cache_salt: str
     request_id: RequestId
-    terms: Terms = Terms()
+    terms: Terms = field(default_factory=Terms)
     grammar: Any = None
     aborted: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)

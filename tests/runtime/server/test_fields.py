@@ -10,11 +10,8 @@ from optimc.errors import RequestError
 from optimc_runtime.server import ServerOptions
 
 UNSUPPORTED_CHAT = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"],
     "audio": {"voice": "x"},
     "prediction": {"type": "content", "content": "x"},
@@ -24,7 +21,7 @@ UNSUPPORTED_CHAT = {
     "web_search_options": {},
     "continue_final_message": True,
 }
-UNSUPPORTED_TEXT = {"echo": True, "suffix": "end", "best_of": 3, "prompt_logprobs": 1, "use_beam_search": True}
+UNSUPPORTED_TEXT = {"suffix": "end", "best_of": 3, "prompt_logprobs": 1, "use_beam_search": True}
 
 NEUTRAL_CHAT = {
     "tools": [],

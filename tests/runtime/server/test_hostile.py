@@ -51,7 +51,6 @@ REFUSED = {
     "message as text": (CHAT, chat(messages=["hi"]), "messages.0"),
     "no role": (CHAT, chat(messages=[{"content": "hi"}]), "messages.0.role"),
     "odd role": (CHAT, message(role="robot"), "messages.0.role"),
-    "tool role": (CHAT, message(role="tool"), "messages.0.role"),
     "no content": (CHAT, message(content=None), "messages.0.content"),
     "content number": (CHAT, message(content=3), "messages.0.content"),
     "image part": (CHAT, message(content=[{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0.content"),
@@ -63,7 +62,6 @@ REFUSED = {
     "part without text": (CHAT, message(content=[{"type": "text"}]), "messages.0.content"),
     "part as text": (CHAT, message(content=["a"]), "messages.0.content"),
     "part with more": (CHAT, message(content=[{"type": "text", "text": "a", "x": 1}]), "messages.0.content"),
-    "message with tool calls": (CHAT, message(tool_calls=[{}]), "messages.0.tool_calls"),
     "message with unknown field": (CHAT, message(weight=1), "messages.0.weight"),
     "more messages than tokens": (CHAT, chat(messages=[{"role": "user", "content": ""}] * 5000), "messages"),
     "no prompt": (TEXT, "{}", "prompt"),
@@ -165,7 +163,8 @@ def test_is_refused_in_words_and_at_once(served, error_of, name):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/index.html", 404),
+        ("GET", "/page/../serve.py", 404),
         ("GET", "/v1/nothing", 404),
         ("POST", "/v1/models/", 405),
         ("POST", "/v1/completions/", 404),

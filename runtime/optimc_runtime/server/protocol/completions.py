@@ -41,17 +41,22 @@ class CompletionRequest(GenerationFields):
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
         **GenerationFields.unsupported,
-        "echo": Unsupported("the prompt is not repeated", (False,)),
         "suffix": Unsupported("insertion is not implemented", ("",)),
     }
 
     prompt: Annotated[list[Any], PlainValidator(_prompts)]
     """A list of prompts, each text or token ids."""
+    max_tokens: int | None = Field(default=None, ge=0)
+    """0 is for `echo`: it asks for the prompt alone."""
+    echo: bool = False
+    """Begin every choice with its prompt, and with `logprobs` report the prompt's tokens too."""
     best_of: int | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
     def token_limit(self) -> int | None:
         """Return the most output tokens."""
+        if self.max_tokens == 0 and not self.echo:
+            raise RequestError("max_tokens must be at least 1; 0 is for echo=true", param="max_tokens")
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     def logprob_count(self) -> int | None:
@@ -61,3 +66,7 @@ class CompletionRequest(GenerationFields):
                 f"best_of {self.best_of} is not supported: all n={self.n} choices are returned", param="best_of"
             )
         return self.logprobs
+
+    def reports_prompt(self) -> bool:
+        """Return whether `echo` comes with `logprobs`."""
+        return self.echo and self.logprobs is not None

@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, FailFast, Field
 
 from optimc.errors import RequestError
-from optimc_runtime.request import SamplingParams
+from optimc_runtime.request import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
 from optimc_runtime.server.protocol.parse import Body, Unsupported
+from optimc_runtime.server.protocol.structured import StructuredFields
 
 MAX_STOP_TOKEN_IDS = 256
 MAX_SALT_CHARS = 256
@@ -66,7 +67,7 @@ class StreamOptions(Body):
     """Send token counts in one more chunk, whose `choices` is empty, before `[DONE]`."""
 
 
-class GenerationFields(Body):
+class GenerationFields(StructuredFields):
     """What to sample, how often, and how to send it."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
@@ -75,7 +76,7 @@ class GenerationFields(Body):
         "length_penalty": Unsupported("beam search is not implemented", (1, 1.0)),
         "skip_special_tokens": Unsupported("special tokens never appear in text", (True,)),
         "include_stop_str_in_output": Unsupported("text ends before the stop string", (False,)),
-        "prompt_logprobs": Unsupported("log-probabilities of the prompt are not reported"),
+        "prompt_logprobs": Unsupported("send echo=true with logprobs to /v1/completions"),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
@@ -104,6 +105,8 @@ class GenerationFields(Body):
     """Requests share prefix-cache entries only with requests of the same salt."""
     return_token_ids: bool = False
     """Add `token_ids` to every choice."""
+    priority: int = Field(default=0, ge=MIN_PRIORITY, le=MAX_PRIORITY)
+    """Lower is sooner, among the requests of one API key; only where the server runs with `--policy priority`."""
     speculation: Annotated[str | None, BeforeValidator(_speculation)] = None
     """Who guesses tokens ahead, if the server is not to choose; "off" or false: nobody. Answers stay the same."""
 
@@ -119,6 +122,10 @@ class GenerationFields(Body):
     @abstractmethod
     def logprob_count(self) -> int | None:
         """Return how many alternatives per token are wanted; None means no log-probabilities at all."""
+
+    def reports_prompt(self) -> bool:
+        """Return whether log-probabilities of the prompt's tokens are wanted too."""
+        return False
 
     def sampling(self, defaults: Mapping[str, Any], *, vocab_size: int) -> tuple[SamplingParams, ...]:
         """Return the parameters of each of the `n` choices. Raises RequestError naming the field at fault."""
@@ -136,6 +143,7 @@ class GenerationFields(Body):
             min_tokens=self.min_tokens,
             logit_bias=self.logit_bias,
             logprobs=self.logprob_count(),
+            prompt_logprobs=self.reports_prompt(),
             stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,

@@ -44,6 +44,12 @@ class Body(BaseModel):
     """Fields refused unless their value is neutral."""
     without_effect: ClassVar[frozenset[str]] = frozenset()
     """Fields that never change an answer, such as the end user's name: accepted and dropped."""
+    known: ClassVar[frozenset[str]] = frozenset()
+    """Names of the fields as clients write them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_options: Any) -> None:
+        cls.known = frozenset(info.alias or name for name, info in cls.model_fields.items())
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +62,7 @@ class Body(BaseModel):
         for name, value in data.items():
             if value is None or name in cls.without_effect:
                 continue
-            if name in cls.model_fields:
+            if name in cls.known:
                 given[name] = value
             elif name in cls.unsupported:
                 refused = cls.unsupported[name]

@@ -1,0 +1,29 @@
+"""The bodies of `POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import FailFast, Field
+
+from optimc_runtime.server.protocol.chat import Message
+from optimc_runtime.server.protocol.parse import Body
+
+
+class TokenizeRequest(Body):
+    """A text, or a conversation as the model's template writes it."""
+
+    model: str | None = None
+    """Absent means the model that is served."""
+    prompt: str | None = None
+    messages: Annotated[list[Message], FailFast()] = Field(default_factory=list)
+    add_special_tokens: bool | None = None
+    """Whether `prompt` gets what the tokenizer adds, such as a BOS; it does unless this is false."""
+
+
+class DetokenizeRequest(Body):
+    """Token ids."""
+
+    model: str | None = None
+    """Absent means the model that is served."""
+    tokens: Annotated[list[int], FailFast()]
