@@ -10,8 +10,7 @@ from optimc.errors import RequestError
 from optimc_runtime.server.client import TextTokenizer
 from optimc_runtime.server.context import ServerContext
 from optimc_runtime.server.intake import take_request
-from optimc_runtime.server.prompts import _refuse_hopeless as refuse_hopeless
-from optimc_runtime.server.prompts import chat_prompt
+from optimc_runtime.server.prompts import chat_prompt, refuse_hopeless
 from optimc_runtime.server.protocol.chat import ChatRequest
 from optimc_runtime.server.protocol.generation import check_token_ids
 from optimc_runtime.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
