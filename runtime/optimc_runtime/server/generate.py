@@ -19,7 +19,7 @@ from optimc_runtime.request import RequestOutput, SamplingParams, Terms, Usage
 from optimc_runtime.server.answer import Answer, usage_object
 from optimc_runtime.server.context import ServerContext
 from optimc_runtime.server.disconnect import unless_disconnected
-from optimc_runtime.server.errors import ApiError, as_api_error
+from optimc_runtime.server.errors import ApiError, as_api_error, request_timeout
 from optimc_runtime.server.options import ServerOptions
 from optimc_runtime.server.protocol.generation import GenerationFields
 from optimc_runtime.server.request_record import RequestRecord
@@ -99,7 +99,7 @@ async def reply(context: ServerContext, request: Request, work: Work, shape: Rep
     finally:
         if not streams:
             submission.abort()
-    submission.give_up_at(request.state.deadline_s, _too_late(context.options))
+    submission.give_up_at(request.state.deadline_s, request_timeout(context.options.request_timeout_s))
     events = _events({**head, "object": shape.chunk_object}, first, submission, work, shape, record)
     return EventStream(events, on_close=submission.abort)
 
@@ -124,15 +124,6 @@ def _within_limits(options: ServerOptions, work: Work) -> Sequence[SamplingParam
         )
     limit = most_output if asked is None else min(asked, most_output)
     return [replace(params, max_tokens=limit) for params in work.choices]
-
-
-def _too_late(options: ServerOptions) -> ApiError:
-    return ApiError(
-        504,
-        f"the request was not answered within {options.request_timeout_s:g} s",
-        kind="server_error",
-        code="request_timeout",
-    )
 
 
 def _whole(head: dict[str, Any], answers: dict[int, Answer], num_choices: int, shape: ReplyShape) -> Response:

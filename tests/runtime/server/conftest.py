@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from optimc.errors import EngineError, OptimcError, OverloadedError, RequestError
@@ -26,6 +28,7 @@ from optimc_runtime.request import (
     Usage,
 )
 from optimc_runtime.server import HttpServer, ServerOptions, build_app
+from optimc_runtime.server.openapi import document
 from optimc_runtime.stats import EngineStats, SpeculationStats
 
 MODEL = "scripted"
@@ -247,6 +250,24 @@ class ScriptedEngine:
         return RequestOutput(entry.request_id, ids, text, logprobs, finish, usage, timings)
 
 
+@cache
+def _validator(name: str) -> jsonschema.Draft202012Validator:
+    components = document(MODEL, has_keys=False, has_page=True)["components"]
+    return jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": components})
+
+
+def conforms(name: str, value: Any) -> None:
+    """Hold a value against a schema of the server's own OpenAPI document, which leaves no room for other fields."""
+    _validator(name).validate(value)
+
+
+def _checked(response: httpx.Response, whole: str) -> httpx.Response:
+    """Hold a reply that is no stream against what the document says of it."""
+    if response.headers["content-type"] == "application/json":
+        conforms(whole if response.status_code == 200 else "Error", response.json())
+    return response
+
+
 @dataclass
 class Served:
     """A running server, its scripted engine and its template."""
@@ -263,10 +284,11 @@ class Served:
 
     def chat(self, content: Any = "hi", **fields: Any) -> httpx.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
-        return self.http.post("/v1/chat/completions", json=body)
+        return _checked(self.http.post("/v1/chat/completions", json=body), "ChatCompletion")
 
     def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
-        return self.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
+        body = {"model": MODEL, "prompt": prompt, **fields}
+        return _checked(self.http.post("/v1/completions", json=body), "Completion")
 
     def metric(self, name: str) -> float:
         for line in self.http.get("/metrics").text.splitlines():
@@ -344,6 +366,8 @@ class StreamedChoice:
     finish_reason: str | None = None
     logprobs: Any = None
     token_ids: list[int] = field(default_factory=list)
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """As a whole message would have them."""
 
 
 @dataclass
@@ -359,22 +383,15 @@ class ReadStream:
 
 def check_error(body: dict[str, Any]) -> dict[str, Any]:
     """Check an error object's shape and return it."""
-    assert set(body) == {"error"}
-    error = body["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert isinstance(error["message"], str)
-    assert error["message"]
-    assert error["type"] in {"invalid_request_error", "rate_limit_error", "server_error"}
-    assert error["param"] is None or isinstance(error["param"], str)
-    assert error["code"] is None or isinstance(error["code"], str)
+    conforms("Error", body)
+    error: dict[str, Any] = body["error"]
     return error
 
 
 def check_usage(usage: dict[str, Any]) -> None:
     """Check a usage object's shape and sums."""
-    assert set(usage) == {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
+    conforms("Usage", usage)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    assert set(usage["prompt_tokens_details"]) == {"cached_tokens"}
     assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
 
 
@@ -395,6 +412,7 @@ def check_stream(raw: bytes, *, chat: bool, n: int, include_usage: bool) -> Read
     if include_usage and not failed:
         *body, tail = body
         final = json.loads(tail)
+        conforms("ChatChunk" if chat else "CompletionChunk", final)
         assert final["choices"] == []
         check_usage(final["usage"])
         result.usage = final["usage"]
@@ -402,9 +420,8 @@ def check_stream(raw: bytes, *, chat: bool, n: int, include_usage: bool) -> Read
     heads = set()
     for line in body:
         chunk = json.loads(line)
-        assert set(chunk) == {"id", "object", "created", "model", "choices", *(["usage"] if include_usage else [])}
-        assert chunk["object"] == ("chat.completion.chunk" if chat else "text_completion")
-        assert chunk["id"].startswith("chatcmpl-" if chat else "cmpl-")
+        conforms("ChatChunk" if chat else "CompletionChunk", chunk)
+        assert ("usage" in chunk) == include_usage
         assert chunk.get("usage") is None
         heads.add((chunk["id"], chunk["created"], chunk["model"]))
         [choice] = chunk["choices"]
@@ -420,20 +437,16 @@ def check_stream(raw: bytes, *, chat: bool, n: int, include_usage: bool) -> Read
 def _check_chunk(choice: dict[str, Any], choices: dict[int, StreamedChoice], *, chat: bool, n: int) -> None:
     index = choice["index"]
     assert 0 <= index < n
-    assert set(choice) - {"token_ids"} == {"index", "delta" if chat else "text", "logprobs", "finish_reason"}
-    assert choice["finish_reason"] in {None, "stop", "length"}
     begun = index in choices
     state = choices.setdefault(index, StreamedChoice())
     assert state.finish_reason is None, "nothing may follow the finish reason"
     if chat:
         delta = choice["delta"]
-        if not begun:
-            assert delta == {"role": "assistant", "content": ""}
-        elif choice["finish_reason"] is not None:
-            assert delta == {}
-        else:
-            assert set(delta) == {"content"}
-        state.text += delta.get("content", "")
+        assert ("role" in delta) == (not begun), "the role comes first, and once"
+        assert (delta == {}) == (choice["finish_reason"] is not None), "the reason comes alone"
+        state.text += delta.get("content") or ""
+        for call in delta.get("tool_calls", []):
+            _add_call(state.tool_calls, call)
     else:
         state.text += choice["text"]
     state.finish_reason = choice["finish_reason"]
@@ -443,6 +456,15 @@ def _check_chunk(choice: dict[str, Any], choices: dict[int, StreamedChoice], *, 
         for key, values in choice["logprobs"].items():
             gathered[key] = None if values is None else gathered[key] + values
         state.logprobs = gathered
+
+
+def _add_call(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
+    if "id" in delta:
+        assert delta["index"] == len(calls), "calls begin in order"
+        calls.append({"id": delta["id"], "type": delta["type"], "function": dict(delta["function"])})
+    else:
+        assert delta["index"] == len(calls) - 1, "one call after the other"
+        calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
 
 
 @pytest.fixture(scope="session")
@@ -464,6 +486,12 @@ def read_stream() -> Callable[..., ReadStream]:
         )
 
     return read
+
+
+@pytest.fixture(scope="session", name="conforms")
+def _conforms() -> Callable[[str, Any], None]:
+    """Hold a value against a schema of the OpenAPI document, by name."""
+    return conforms
 
 
 @pytest.fixture(scope="session")

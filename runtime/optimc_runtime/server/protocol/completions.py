@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from optimc.errors import RequestError
 from optimc_runtime.request import MAX_LOGPROBS
@@ -16,6 +16,16 @@ DEFAULT_MAX_TOKENS = 16
 """What this endpoint's specification says, short as it is."""
 
 Prompt = str | list[int]
+
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        _IDS,
+        {"type": "array", "minItems": 1, "items": _IDS},
+    ]
+}
 
 
 def _prompts(value: object) -> list[Prompt]:
@@ -44,13 +54,14 @@ class CompletionRequest(GenerationFields):
         "suffix": Unsupported("insertion is not implemented", ("",)),
     }
 
-    prompt: Annotated[list[Any], PlainValidator(_prompts)]
-    """A list of prompts, each text or token ids."""
+    prompt: Annotated[list[Any], PlainValidator(_prompts), WithJsonSchema(PROMPT_SCHEMA)]
+    """A prompt or a list of prompts, each text or token ids."""
     max_tokens: int | None = Field(default=None, ge=0)
     """0 is for `echo`: it asks for the prompt alone."""
     echo: bool = False
     """Begin every choice with its prompt, and with `logprobs` report the prompt's tokens too."""
     best_of: int | None = None
+    """The same as `n`, or absent: all choices are returned."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
     def token_limit(self) -> int | None:

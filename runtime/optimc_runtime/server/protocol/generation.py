@@ -8,10 +8,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import BeforeValidator, FailFast, Field, WithJsonSchema
 
 from optimc.errors import RequestError
-from optimc_runtime.request import MAX_PRIORITY, MIN_PRIORITY, SamplingParams
+from optimc_runtime.request import (
+    MAX_PRIORITY,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MIN_PRIORITY,
+    SPECULATIONS,
+    SamplingParams,
+)
 from optimc_runtime.server.protocol.parse import Body, Unsupported
 from optimc_runtime.server.protocol.structured import StructuredFields
 
@@ -29,6 +36,21 @@ DEFAULTABLE = (
     "frequency_penalty",
 )
 """Fields a model may set defaults for. Limits, seeds and stops belong to the request alone."""
+
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+STOP_SCHEMA = {"anyOf": [_STOP, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": _STOP}]}
+BIAS_SCHEMA = {
+    "type": "object",
+    "maxProperties": MAX_BIASES,
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
+SPECULATION_SCHEMA = {"enum": [*SPECULATIONS, False]}
+
+
+def _between(least: float, most: float) -> Any:
+    """Say in the schema what SamplingParams checks, whose words the client gets."""
+    return WithJsonSchema({"type": "number", "minimum": least, "maximum": most})
 
 
 def _stop_strings(value: object) -> object:
@@ -88,17 +110,26 @@ class GenerationFields(StructuredFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_token_biases)] = Field(default_factory=dict)
+    min_tokens: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})] = 0
+    """No EOS, stop token or stop string before so many tokens."""
+    temperature: Annotated[float, _between(0, 100)] = 1.0
+    """0 takes the likeliest token every time."""
+    top_p: Annotated[float, _between(0, 1)] = 1.0
+    top_k: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})] = 0
+    min_p: Annotated[float, _between(0, 1)] = 0.0
+    repetition_penalty: Annotated[float, _between(0, 100)] = 1.0
+    presence_penalty: Annotated[float, _between(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, _between(-2, 2)] = 0.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_token_biases), WithJsonSchema(BIAS_SCHEMA)] = Field(
+        default_factory=dict
+    )
+    """Token ids to values added to their logits."""
     seed: int | None = None
-    stop: Annotated[list[str], FailFast(), BeforeValidator(_stop_strings)] = Field(default_factory=list)
+    """64 bits. The same seed gives the same answer; of `n` choices the first, the others have seeds made from it."""
+    stop: Annotated[list[str], FailFast(), BeforeValidator(_stop_strings), WithJsonSchema(STOP_SCHEMA)] = Field(
+        default_factory=list
+    )
+    """The answer ends before the first of these; a special token, such as `<|im_end|>`, may be one."""
     stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list, max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     cache_salt: str = Field(default="", max_length=MAX_SALT_CHARS)
@@ -107,7 +138,7 @@ class GenerationFields(StructuredFields):
     """Add `token_ids` to every choice."""
     priority: int = Field(default=0, ge=MIN_PRIORITY, le=MAX_PRIORITY)
     """Lower is sooner, among the requests of one API key; only where the server runs with `--policy priority`."""
-    speculation: Annotated[str | None, BeforeValidator(_speculation)] = None
+    speculation: Annotated[str | None, BeforeValidator(_speculation), WithJsonSchema(SPECULATION_SCHEMA)] = None
     """Who guesses tokens ahead, if the server is not to choose; "off" or false: nobody. Answers stay the same."""
 
     @property

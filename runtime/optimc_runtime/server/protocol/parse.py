@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from optimc.errors import RequestError
 
@@ -38,7 +39,7 @@ class UnknownFields:
 class Body(BaseModel):
     """Base of every object a client sends. Nulls count as absent; a field is known, refused by name, or unknown."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
     """Fields refused unless their value is neutral."""
@@ -50,6 +51,26 @@ class Body(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_options: Any) -> None:
         cls.known = frozenset(info.alias or name for name, info in cls.model_fields.items())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe all that is accepted: nulls, and fields that ask for nothing, included."""
+        schema = handler.resolve_ref_schema(handler(core))
+        required = schema.get("required", [])
+        schema["properties"] = {
+            **{
+                name: value if name in required else _or_null(value)
+                for name, value in schema.get("properties", {}).items()
+            },
+            **{
+                name: {"enum": [*refused.neutral, None], "description": f"Not supported: {refused.reason}."}
+                for name, refused in cls.unsupported.items()
+                if name not in cls.known
+            },
+            **{name: {"description": "Accepted, and without effect."} for name in sorted(cls.without_effect)},
+        }
+        schema["additionalProperties"] = False
+        return schema
 
     @model_validator(mode="before")
     @classmethod
@@ -93,6 +114,14 @@ def parse(
     if unknown.met:
         on_unknown(sorted(set(unknown.met)))
     return request
+
+
+def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """Return the schema of a field that may be null, and then counts as absent."""
+    said = {name: value for name, value in schema.items() if name not in ("title", "default", "description")}
+    about = {name: schema[name] for name in ("description", "default") if schema.get(name) is not None}
+    options = said.get("anyOf", [said])
+    return {**about, "anyOf": [*(option for option in options if option != {"type": "null"}), {"type": "null"}]}
 
 
 def _fault(kind: str, message: str, name: str) -> PydanticCustomError:
