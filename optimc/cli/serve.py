@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import stat
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from optimc.cli import options
 from optimc.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from optimc_runtime.policy import PolicyName
+    from optimc_runtime.server.keys import KeyRing
+
+logger = logging.getLogger(__name__)
 
 _WARM_UP_TOKENS = 16
 """Enough to touch all weights and start all threads: steps as large as they come would delay the ready line more than
@@ -38,6 +47,72 @@ def serve(
     max_body_bytes: Annotated[
         str, typer.Option("--max-body-bytes", help="Larger request bodies are refused (413).")
     ] = "8MiB",
+    slo_ttft_ms: Annotated[
+        float | None,
+        typer.Option("--slo-ttft-ms", help="Refuse (429) what would wait longer than this for its first token."),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            help="Who enters first: fcfs, shortest-prompt, priority (field `priority`, lower first). Waiting counts "
+            "under each, so nobody starves; API keys take turns under each.",
+        ),
+    ] = "fcfs",
+    ageing: Annotated[
+        float, typer.Option("--ageing", help="Seconds of waiting that count as much as one level of priority.")
+    ] = 10.0,
+    max_gap_factor: Annotated[
+        float,
+        typer.Option(
+            "--max-gap-factor",
+            help="A prompt may slow running requests' steps to this many times their usual length; 0: no limit.",
+        ),
+    ] = 2.0,
+    pin_prefix: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--pin-prefix",
+            metavar="FILE",
+            help="Text, or messages in a .json, with which prompts begin: its K/V stays cached. May be repeated.",
+        ),
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option("--max-prompt-tokens", help="Longer prompts are refused (400).", min=1)
+    ] = None,
+    max_output_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-output-tokens", help="A request may not ask for more (400), and gets no more if it does not.", min=1
+        ),
+    ] = None,
+    request_timeout: Annotated[
+        float, typer.Option("--request-timeout", help="Seconds until a request is given up (504).", min=0.001)
+    ] = 600.0,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            metavar="FILE",
+            help="Keys that may ask, one a line, name:key; those of $OPTIMC_API_KEYS (comma-separated) otherwise.",
+        ),
+    ] = None,
+    insecure_no_key: Annotated[
+        bool, typer.Option("--insecure-no-key", help="Listen beyond this machine without any key.")
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin",
+            metavar="ORIGIN",
+            help="Pages of this origin (https://example.org, or *) may call from a browser. May be repeated.",
+        ),
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Serve no page at / and no dashboard.")] = False,
+    log_format: Annotated[
+        str | None,
+        typer.Option("--log-format", help="json or text; text on a terminal, else json.", show_default=False),
+    ] = None,
     prefix_cache: options.PrefixCache = True,
     chunked_prefill: options.ChunkedPrefill = True,
     inflight_batching: options.InflightBatching = True,
@@ -61,8 +136,10 @@ def serve(
 
     Tokens are guessed ahead (--speculation auto) where that pays, which is measured all the time.
     """
+    from optimc.cli.log_format import use_log_format
     from optimc.cli.start_up import start_up
 
+    use_log_format(log_format)
     with start_up():
         from optimc.plan import Plan
 
@@ -71,17 +148,30 @@ def serve(
             plan.begin_verification()  # goes on while the rest is imported
         from optimc.cli.engine_options import describe_speculation, load_engine, speculation_options
         from optimc.cli.kv_listing import describe_kv
+        from optimc.cli.pinned_prefixes import read_prefixes
         from optimc_runtime.chat_template import ChatTemplate
         from optimc_runtime.server import ServerOptions, check_address
         from optimc_runtime.server import serve as serve_engine
+        from optimc_runtime.server.guard import check_exposure, check_origins
 
+        keys = _read_keys(api_key_file)
+        check_exposure(host, keys, allow=insecure_no_key)
+        check_origins(cors_origin or ())
         template = ChatTemplate.from_plan(plan, source=_read_template(chat_template))
         defaults = {} if ignore_generation_config else dict(plan.manifest.generation_defaults)
         body_limit = options.bytes_option(max_body_bytes, "--max-body-bytes")
         assert body_limit is not None
         server_options = ServerOptions(
-            max_body_bytes=body_limit, allow_unknown_fields=allow_unknown_fields, generation_defaults=defaults
+            max_body_bytes=body_limit,
+            allow_unknown_fields=allow_unknown_fields,
+            generation_defaults=defaults,
+            max_prompt_tokens=max_prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            request_timeout_s=request_timeout,
+            cors_origins=tuple(cors_origin or ()),
+            show_page=not no_page,
         )
+        prefixes = read_prefixes(pin_prefix or [])
         speculated = speculation_options(
             speculation,
             none=no_speculation,
@@ -103,6 +193,10 @@ def serve(
             inflight_batching=inflight_batching,
             max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
+            policy=cast("PolicyName", policy),  # the engine's config lists the names there are
+            ageing_s=ageing,
+            gap_factor=max_gap_factor,
+            ttft_slo_ms=slo_ttft_ms,
             speculation=speculated,
             trust=trust,
         )
@@ -116,12 +210,16 @@ def serve(
         if template is None:
             typer.echo("no chat template: /v1/chat/completions answers 400, /v1/completions works")
         engine.warm_up(max_tokens=_WARM_UP_TOKENS)
+        for prefix in prefixes:
+            blocks = engine.pin_prefix(prefix.token_ids(engine, template))
+            typer.echo(f"pinned {prefix.path}: {blocks} KV blocks")
         guessing = describe_speculation(engine)
         serve_engine(
             engine,
             model_name=name,
             chat_template=template,
             options=server_options,
+            keys=keys,
             host=host,
             port=port,
             drain_timeout_s=drain_timeout,
@@ -129,6 +227,19 @@ def serve(
         )
     finally:
         engine.close()
+
+
+def _read_keys(path: Path | None) -> KeyRing | None:
+    """Return the keys of the file, or else those of the environment; None if there are none."""
+    from optimc_runtime.server.keys import KeyRing
+
+    if path is None:
+        return KeyRing.from_environment(os.environ)
+    keys = KeyRing.from_file(path)
+    mode = path.stat().st_mode
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        logger.warning("%s can be read by others (mode %04o); chmod 600 it", path, stat.S_IMODE(mode))
+    return keys
 
 
 def _read_template(path: Path | None) -> str | None:

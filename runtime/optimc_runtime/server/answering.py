@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from optimc.errors import OptimcError
 from optimc_runtime.server.body import BodyTooLargeError, RefuseBody
 from optimc_runtime.server.context import ServerContext
-from optimc_runtime.server.errors import ApiError, as_api_error
+from optimc_runtime.server.errors import ApiError, as_api_error, request_timeout
 from optimc_runtime.server.request_log import log_request
 from optimc_runtime.server.request_record import RequestRecord
 
@@ -87,7 +87,7 @@ class Answering:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
             if isinstance(error, TimeoutError) and timeout.expired():
-                return self._refuse(_too_late(self._context.options.request_timeout_s), record)
+                return self._refuse(request_timeout(self._context.options.request_timeout_s), record)
             if not isinstance(error, ApiError | OptimcError):
                 # Not left to the layers above: they close the connection, and with it the client's next request.
                 logger.exception("%s %r failed", record.method, record.path)
@@ -143,9 +143,3 @@ def _unauthorized(*, is_missing: bool) -> ApiError:
         else "the API key is not one of this server's; send 'Authorization: Bearer KEY'"
     )
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-
-def _too_late(timeout_s: float) -> ApiError:
-    return ApiError(
-        504, f"the request was not answered within {timeout_s:g} s", kind="server_error", code="request_timeout"
-    )

@@ -40,6 +40,13 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
+def request_timeout(timeout_s: float) -> ApiError:
+    """Return the 504 of a request that took longer than it may."""
+    return ApiError(
+        504, f"the request was not answered within {timeout_s:g} s", kind="server_error", code="request_timeout"
+    )
+
+
 class AbortedError(EngineError):
     """The engine ended a request that nobody cancelled, as it does when it is shut down."""
 

@@ -1,4 +1,4 @@
-"""The first steps of both endpoints: body, fields, model name."""
+"""The first steps of every endpoint that takes a body: body, fields, model name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from starlette.requests import Request
 
 from optimc_runtime.server.body import read_json
 from optimc_runtime.server.context import ServerContext
-from optimc_runtime.server.protocol.generation import GenerationFields
-from optimc_runtime.server.protocol.parse import parse
+from optimc_runtime.server.protocol.parse import Body, parse
 
 logger = logging.getLogger(__name__)
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+Fields = TypeVar("Fields", bound=Body)
 
 
 async def take_request(context: ServerContext, request: Request, model: type[Fields]) -> Fields:

@@ -26,13 +26,15 @@ class RequestRecord:
     _prompts: int = 0
     _choices: int = 0
     """Per prompt."""
+    _prompt_tokens: int = 0
     _streams: bool = False
     _latest: dict[int, RequestOutput] = field(default_factory=dict)
     _has_left: bool = False
 
-    def accepted(self, answer_id: str, *, prompts: int, choices: int, stream: bool) -> None:
-        """Note what is to be answered: `choices` per prompt."""
+    def accepted(self, answer_id: str, *, prompts: int, choices: int, stream: bool, prompt_tokens: int = 0) -> None:
+        """Note what is to be answered: `choices` per prompt, `prompt_tokens` of all prompts together."""
         self._answer_id, self._prompts, self._choices, self._streams = answer_id, prompts, choices, stream
+        self._prompt_tokens = prompt_tokens
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Note an output of choice `index`, prompt-major; the latest of each choice holds its counts and times."""
@@ -63,11 +65,10 @@ class RequestRecord:
     def _counts(self) -> dict[str, int]:
         # As in the reply's `usage`: a prompt counts once, with what its first choice found cached.
         usages: dict[int, Usage] = {index: output.usage for index, output in self._latest.items()}
-        firsts = [usage for index, usage in usages.items() if index % self._choices == 0]
         return {
-            "prompt_tokens": sum(usage.prompt_tokens for usage in firsts),
+            "prompt_tokens": self._prompt_tokens,
             "output_tokens": sum(usage.output_tokens for usage in usages.values()),
-            "cached_tokens": sum(usage.cached_tokens for usage in firsts),
+            "cached_tokens": sum(usage.cached_tokens for index, usage in usages.items() if index % self._choices == 0),
         }
 
     def _times(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 
 from optimc.errors import ConfigError
 from optimc_runtime.server import HttpServer, ServerOptions, build_app, check_address, serve
-from optimc_runtime.stats import ProposerStats, SpeculationStats
+from optimc_runtime.stats import ProposerStats, SpeculationStats, TenantStats
 
 
 def test_the_model_is_listed_with_its_length(served):
@@ -42,16 +43,6 @@ def test_a_model_name_may_hold_slashes(engine, template, start_server):
         thread.join(10)
 
 
-def test_health_is_what_the_engine_says(served):
-    assert served.http.get("/health").status_code == 200
-    served.engine.healthy = False
-    stalled = served.http.get("/health")
-    assert stalled.status_code == 503
-    assert stalled.json()["status"] == "stalled"
-    served.engine.healthy = True
-    assert served.http.get("/health").json() == {"status": "ok"}
-
-
 def test_metrics_show_the_engine_as_it_is_now(served):
     for name, value in {
         "optimc_requests_running": 0,
@@ -72,6 +63,30 @@ def test_metrics_show_the_engine_as_it_is_now(served):
     before = served.metric("optimc_output_tokens_total")
     served.chat("hi").raise_for_status()
     assert served.metric("optimc_output_tokens_total") == before + 12
+
+
+def test_metrics_show_what_waits_what_is_cached_and_who_asked(served, monkeypatch):
+    figures = replace(
+        served.engine.stats(),
+        waiting_tokens=700,
+        prefix_cached_blocks=6,
+        prefix_evicted_blocks=8,
+        pinned_blocks=2,
+        chunk_budget_tokens=48,
+        tenants={"alice": TenantStats(1, 2, 300, 40), "bob": TenantStats(0, 0, 5, 6)},
+    )
+    monkeypatch.setattr(served.engine, "stats", lambda: figures)
+    for name, value in {
+        "optimc_waiting_tokens": 700,
+        "optimc_prefix_cache_blocks": 6,
+        "optimc_prefix_cache_evicted_blocks_total": 8,
+        "optimc_prefix_cache_pinned_blocks": 2,
+        "optimc_chunk_budget_tokens": 48,
+        'optimc_tenant_tokens_total{kind="prompt",tenant="alice"}': 300,
+        'optimc_tenant_tokens_total{kind="output",tenant="alice"}': 40,
+        'optimc_tenant_tokens_total{kind="output",tenant="bob"}': 6,
+    }.items():
+        assert served.metric(name) == value, name
 
 
 def test_metrics_show_what_guessing_brings(served):
@@ -127,6 +142,7 @@ def test_metrics_time_what_clients_feel(served, script):
         "optimc_time_per_output_token_seconds",
         "optimc_request_duration_seconds",
         "optimc_queue_time_seconds",
+        "optimc_prefill_seconds",
     ]
     before = {name: served.metric(f"{name}_sum") for name in names}
     count = {name: served.metric(f"{name}_count") for name in names}
@@ -138,6 +154,7 @@ def test_metrics_time_what_clients_feel(served, script):
     assert 0.09 < spent["optimc_time_to_first_token_seconds"] < 0.3
     assert 0.09 < spent["optimc_time_per_output_token_seconds"] < 0.3
     assert 0.45 < spent["optimc_request_duration_seconds"] < 1.0
+    assert 0.09 < spent["optimc_prefill_seconds"] < 0.3
     assert spent["optimc_queue_time_seconds"] < 0.05
 
 
