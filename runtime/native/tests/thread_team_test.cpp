@@ -56,6 +56,24 @@ TEST("run calls every thread once, whether the others spin, yield or sleep") {
     for (const auto& count : calls) CHECK(count.load() == 6);
 }
 
+// It would take some forty times as long if threads that wait for each other kept yielding to those that never wait.
+TEST("a team gets on beside threads that use up the cores") {
+    std::atomic<bool> done{false};
+    std::vector<std::thread> others;
+    for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
+        others.emplace_back([&done] {
+            while (!done.load(std::memory_order_relaxed)) {
+            }
+        });
+    }
+    ThreadTeam team(2);
+    Sum sum{&team, std::vector<long>(2), 5000};
+    team.run(add_up, &sum);
+    done = true;
+    for (std::thread& other : others) other.join();
+    CHECK(sum.ordered);
+}
+
 TEST("a team that never ran, and one whose workers sleep, end") {
     { ThreadTeam team(4); }
     ThreadTeam team(4);

@@ -3,11 +3,16 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 #include <sched.h>
 #include <unistd.h>
 
 #include <cassert>
 #include <chrono>
+#include <climits>
 #include <stdexcept>
 #include <utility>
 
@@ -19,8 +24,12 @@ namespace {
 constexpr int kSpins = 400;
 // Longer than the gap between two steps of a busy engine.
 constexpr auto kYielding = std::chrono::milliseconds(2);
-// Reading the clock after every yield would cost more than it tells.
-constexpr int kYieldsPerLook = 16;
+// A yield that comes back later than this went to a thread that uses up its turns, not to one that soon waits again. Each
+// such yield costs a turn, of which threads that wait for each other make hundreds; one that sleeps gets its core back
+// when it is woken.
+constexpr auto kTurn = std::chrono::milliseconds(1);
+// How long that thread is believed to stay.
+constexpr auto kCrowded = std::chrono::milliseconds(20);
 
 void relax() {
 #if defined(__x86_64__)
@@ -30,6 +39,29 @@ void relax() {
 #endif
 }
 
+#if defined(__linux__)
+
+// std::atomic's own `wait` yields several times before it sleeps.
+void sleep_while(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
+    while (value.load(std::memory_order_seq_cst) == old) {
+        syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+    }
+}
+
+void wake_all(std::atomic<std::uint32_t>& value) {
+    syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+#else
+
+void sleep_while(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
+    value.wait(old, std::memory_order_seq_cst);
+}
+
+void wake_all(std::atomic<std::uint32_t>& value) { value.notify_all(); }
+
+#endif
+
 }  // namespace
 
 void WaitCounter::wait_past(std::uint32_t old) {
@@ -37,23 +69,23 @@ void WaitCounter::wait_past(std::uint32_t old) {
         if (value_.load(std::memory_order_acquire) != old) return;
         relax();
     }
-    const auto start = std::chrono::steady_clock::now();
-    do {
-        for (int i = 0; i < kYieldsPerLook; ++i) {
-            if (value_.load(std::memory_order_acquire) != old) return;
-            sched_yield();
-        }
-    } while (std::chrono::steady_clock::now() - start < kYielding);
+    Clock::time_point now = Clock::now();
+    const Clock::time_point latest = now + kYielding;
+    while (now < latest && now >= crowded_until_.load(std::memory_order_relaxed)) {
+        if (value_.load(std::memory_order_acquire) != old) return;
+        sched_yield();
+        const Clock::time_point before = std::exchange(now, Clock::now());
+        if (now - before > kTurn) crowded_until_.store(now + kCrowded, std::memory_order_relaxed);
+    }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    // Returns once the value has changed, never before.
-    value_.wait(old, std::memory_order_seq_cst);
+    sleep_while(value_, old);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void WaitCounter::advance() {
     value_.fetch_add(1, std::memory_order_seq_cst);
     // A thread that goes to sleep counts itself first and looks at the value last: one of the two sees the other.
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) value_.notify_all();
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(value_);
 }
 
 ThreadTeam::ThreadTeam(int threads) : size_(threads), process_(getpid()) {

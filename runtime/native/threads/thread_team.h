@@ -4,14 +4,16 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 #include <vector>
 
 namespace optimc {
 
-// One counter that threads wait on: for a short while spinning, then yielding, then asleep, so that a waiting thread
-// costs nanoseconds while its mates are about to be done and nothing when they are not.
+// One counter that threads wait on: for a short while spinning, then yielding (unless others take up what is yielded),
+// then asleep, so that a waiting thread costs nanoseconds while its mates are about to be done and nothing when they are
+// not.
 class WaitCounter {
   public:
     // Return once the value is no longer `old`. What was written before the `advance` that changed it is visible then.
@@ -21,8 +23,12 @@ class WaitCounter {
     std::uint32_t value() const { return value_.load(std::memory_order_acquire); }
 
   private:
+    using Clock = std::chrono::steady_clock;
+
     std::atomic<std::uint32_t> value_{0};
     std::atomic<std::uint32_t> sleepers_{0};
+    // Until then yields are not worth it: other threads want the cores.
+    std::atomic<Clock::time_point> crowded_until_{Clock::time_point::min()};
 };
 
 // The calling thread is thread 0. One caller at a time.
