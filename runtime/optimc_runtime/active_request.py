@@ -111,4 +111,5 @@ class ActiveRequest:
             Usage(sequence.num_prompt, sequence.num_tokens - sequence.num_prompt, sequence.num_cached),
             self.timings,
             error,
+            None if self.prompt_logprobs is None else self.prompt_logprobs.finished(),
         )

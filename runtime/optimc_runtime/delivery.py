@@ -172,6 +172,9 @@ class Delivery:
             self.end(request, reason, (choice.token_id,), text, logprobs)
 
     def _fail_delivery(self, request: ActiveRequest, error: Exception) -> None:
+        if isinstance(error, OptimcError):  # says itself what is wrong with the request, such as its grammar
+            self.end(request, "error", error=error)
+            return
         _log.error("request %s: its text or callback failed", request.sequence.request_id, exc_info=error)
         reason = f"{type(error).__name__}: {error}"
         self.end(request, "error", error=EngineError(f"the request's text or callback failed: {reason}"))

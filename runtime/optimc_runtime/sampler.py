@@ -1,8 +1,8 @@
 """Logits to tokens: one call per step for all its rows, in native code.
 
-The order per row is fixed: repetition penalty, presence and frequency penalties, logit bias, min_tokens masking; then
-argmax if greedy, else temperature, top_k, top_p (of what top_k left), min_p, and one draw. Equal logits are ordered
-by token id, lowest first, everywhere. Log-probabilities are those of the raw logits.
+The order per row is fixed: repetition penalty, presence and frequency penalties, logit bias, min_tokens masking, what
+a grammar rules out; then argmax if greedy, else temperature, top_k, top_p (of what top_k left), min_p, and one draw.
+Equal logits are ordered by token id, lowest first, everywhere. Log-probabilities are those of the raw logits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.errors import EngineError, RequestError
+from optimc.errors import EngineError, OptimcError, RequestError
 from optimc_runtime import _native
 from optimc_runtime.request import SamplingParams, TokenLogprob
 
@@ -26,6 +26,23 @@ class Sampled(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None
     """Present if the request asked for logprobs."""
+
+
+class RowMasks(NamedTuple):
+    """Which tokens rows of logits may give."""
+
+    words: NDArray[np.uint32]
+    """[M, ceil(V/32)] bit i % 32 of word i // 32 is token i's."""
+    of_row: NDArray[np.int32]
+    """[R] the row's mask, an index into `words`; -1: every token."""
+
+    def at(self, row: int) -> RowMasks:
+        """Return the masks of one row alone."""
+        return RowMasks(self.words, self.of_row[row : row + 1])
+
+
+class NothingToChooseError(EngineError):
+    """A row of logits leaves no token."""
 
 
 class SamplingState:
@@ -91,12 +108,17 @@ class SamplingState:
         return np.asarray(self.row.seen_counts)
 
 
-def sample(logits: NDArray[np.float32], states: Sequence[SamplingState]) -> list[Sampled]:
+def sample(
+    logits: NDArray[np.float32], states: Sequence[SamplingState], masks: RowMasks | None = None
+) -> list[Sampled]:
     """Choose one token per row of `logits` [R, V] float32 for the R `states`, which are not changed.
 
-    `logits` is only read. Raises EngineError naming the row if one holds a NaN or leaves no token to choose.
+    `logits` is only read. Raises EngineError naming the row if one holds a NaN or leaves no token to choose (then it
+    is a NothingToChooseError).
     """
-    token_ids, logprobs, failure = _native.sample_rows(np.ascontiguousarray(logits), [state.row for state in states])
+    token_ids, logprobs, failure = _native.sample_rows(
+        np.ascontiguousarray(logits), [state.row for state in states], *(masks or ())
+    )
     if failure is not None:
         raise _failure(*failure, states)
     if not logprobs:  # nobody asked for any
@@ -118,7 +140,7 @@ class TreeSamples(NamedTuple):
     """Rows of logits that gave the last tokens."""
     logprobs: list[tuple[TokenLogprob, ...]]
     """One per token if the sequence asked for them, else none."""
-    failures: dict[int, EngineError]
+    failures: dict[int, OptimcError]
     """By index of a sequence: a row of its path leaves nothing to choose; what it emitted before means nothing."""
 
     def sampled(self, index: int) -> Sampled | None:
@@ -136,6 +158,7 @@ def sample_trees(
     parents: NDArray[np.int32],
     tokens: NDArray[np.int64],
     typical: tuple[float, float] = (0.0, 0.0),
+    masks: RowMasks | None = None,
 ) -> TreeSamples:
     """Walk every sequence's tree: choose a token from the root's row of `logits` [R, V], go on at the child that
     guessed it, until none did or the token is a stop.
@@ -154,8 +177,9 @@ def sample_trees(
         parents,
         tokens,
         *typical,
+        *(masks or ()),
     )
-    failures = {
+    failures: dict[int, OptimcError] = {
         index: _failure(0, status, states[index : index + 1]) for index, status in enumerate(statuses) if status
     }
     return TreeSamples(
@@ -185,8 +209,8 @@ def _checked_ids(ids: Sequence[int] | NDArray[np.integer], vocab_size: int, para
 
 
 def _failure(row: int, status: int, states: Sequence[SamplingState]) -> EngineError:
-    what = {
-        _native.STATUS_NAN: "the logits contain NaN",
-        _native.STATUS_EMPTY: "every token is masked out",
-    }[status]
-    return EngineError(f"row {row} of {len(states)} (output position {states[row].position}): {what}")
+    where = f"row {row} of {len(states)} (output position {states[row].position})"
+    if status == _native.STATUS_EMPTY:
+        return NothingToChooseError(f"{where}: every token is masked out")
+    assert status == _native.STATUS_NAN
+    return EngineError(f"{where}: the logits contain NaN")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from optimc_runtime.active_request import ActiveRequest
 from optimc_runtime.sampler import SamplingState
 from optimc_runtime.step import Work
+from optimc_runtime.structured.grammar import GrammarState
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,13 @@ class StepBatch:
     """Sequences that compute one token, or a tree behind it, and get one or more; also if it is the end of a prompt."""
     wants_hidden: bool
     """Whether one of the requests does."""
+    grammars: list[GrammarState | None]
+    """What those at `places` follow."""
+    has_grammars: bool
+    """Whether one of them follows any."""
 
 
-NO_BATCH = StepBatch((), (), 0, [], [], [], 0, False)
+NO_BATCH = StepBatch((), (), 0, [], [], [], 0, False, [], False)
 
 
 def make_batch(work: tuple[Work, ...], requests: tuple[ActiveRequest, ...]) -> StepBatch:
@@ -38,14 +43,26 @@ def make_batch(work: tuple[Work, ...], requests: tuple[ActiveRequest, ...]) -> S
     rows: list[int] = []
     places: list[int] = []
     states: list[SamplingState] = []
+    grammars: list[GrammarState | None] = []
     num_rows = num_decodes = 0
     wants_hidden = False
     for place, (item, request) in enumerate(zip(work, requests, strict=True)):
         num_rows += item.num_logits
         wants_hidden = wants_hidden or request.on_hidden is not None
-        if item.num_logits and request.sampling is not None:
+        if request.sampling is not None and _gives_token(item):
             rows.append(num_rows - 1)
             places.append(place)
             states.append(request.sampling)
+            grammars.append(request.grammar)
             num_decodes += item.num_tokens == 1 or item.tree is not None
-    return StepBatch(work, requests, num_rows, rows, places, states, num_decodes, wants_hidden)
+    has_grammars = any(grammar is not None for grammar in grammars)
+    return StepBatch(work, requests, num_rows, rows, places, states, num_decodes, wants_hidden, grammars, has_grammars)
+
+
+def _gives_token(item: Work) -> bool:
+    """Return whether a token follows what is computed: a sequence whose every position is asked for has rows of logits
+    before its prompt is complete, and one that only scores its prompt wants none at all."""
+    sequence = item.sequence
+    if item.num_logits == 0 or not sequence.wants_token:
+        return False
+    return item.tree is not None or sequence.num_computed + item.num_tokens == sequence.num_tokens

@@ -18,7 +18,7 @@ from optimc_runtime.active_request import ActiveRequest
 from optimc_runtime.delivery import Delivery, Settled
 from optimc_runtime.executor.base import Executor, StepPlan, StepResult
 from optimc_runtime.request import RequestId
-from optimc_runtime.sampler import Sampled, TreeSamples, sample
+from optimc_runtime.sampler import RowMasks, Sampled, TreeSamples, sample
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.speculate.tree import DraftTree, Speculator, Verified
@@ -26,6 +26,7 @@ from optimc_runtime.speculate.verify import accepted_moves, sample_step
 from optimc_runtime.stats import Counters, EngineStats
 from optimc_runtime.step import Step
 from optimc_runtime.step_batch import NO_BATCH, StepBatch, make_batch
+from optimc_runtime.structured.step_masks import blamed, step_masks
 from optimc_runtime.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class StepLoop:
                 executed_s = sampled_s  # the executor raised it
             self._fail_step(batch, error)
         else:
+            self.scheduler.observe(step, executed_s - scheduled_s)
             if step.has_trees:
                 settled = self._delivery.settle(batch, samples)
                 self.scheduler.commit(step)
@@ -154,6 +156,7 @@ class StepLoop:
             commit_s=counters.commit_s,
             draft_s=counters.draft_s,
             speculation=None if self._speculator is None else self._speculator.stats(),
+            **scheduler.figures(),
         )
 
     def _release(self, sequence: Sequence) -> None:
@@ -184,12 +187,19 @@ class StepLoop:
         if not batch.rows:
             return [None] * len(batch.work)
         wanted = logits if len(batch.rows) == batch.num_rows else logits[batch.rows]
+        masks = None
+        if batch.has_grammars:
+            num_rows, vocab_size = wanted.shape
+            masks, failures = step_masks(batch.grammars, [None] * num_rows, range(num_rows), num_rows, vocab_size)
+            for index, error in failures.items():
+                self._delivery.end(batch.requests[batch.places[index]], "error", error=error)
         sampled: list[Sampled | None]
         try:
-            sampled = [*sample(wanted, batch.states)]
+            sampled = [*sample(wanted, batch.states, masks)]
         except EngineError:
             sampled = [
-                self._sample_one(wanted[row : row + 1], batch.requests[place]) for row, place in enumerate(batch.places)
+                self._sample_one(wanted[row : row + 1], batch.requests[place], masks and masks.at(row))
+                for row, place in enumerate(batch.places)
             ]
         if len(sampled) == len(batch.work):
             return sampled
@@ -198,12 +208,14 @@ class StepLoop:
             chosen[place] = choice
         return chosen
 
-    def _sample_one(self, row: NDArray[np.float32], request: ActiveRequest) -> Sampled | None:
+    def _sample_one(self, row: NDArray[np.float32], request: ActiveRequest, masks: RowMasks | None) -> Sampled | None:
+        if request.sequence.status is Status.FINISHED:  # its grammar failed
+            return None
         assert request.sampling is not None
         try:
-            return sample(row, [request.sampling])[0]
+            return sample(row, [request.sampling], masks)[0]
         except EngineError as error:
-            self._delivery.end(request, "error", error=error)
+            self._delivery.end(request, "error", error=blamed(error, request.grammar))
             return None
 
     def _verify(self, batch: StepBatch, plan: StepPlan, logits: NDArray[np.float32]) -> TreeSamples:
@@ -211,12 +223,14 @@ class StepLoop:
         whose logits are unusable fails alone. States have accepted what was chosen."""
         assert self._speculator is not None
         _check_rows(batch, logits)
-        samples = sample_step(batch.work, batch.places, batch.states, plan, logits, self._speculator.typical)
+        grammars = batch.grammars if batch.has_grammars else None
+        samples = sample_step(batch.work, batch.places, batch.states, plan, logits, self._speculator.typical, grammars)
         moves = accepted_moves(plan, batch.places, samples.paths)
         if moves is not None:
             self._executor.move(*moves)
         for index, error in samples.failures.items():
-            self._delivery.end(batch.requests[batch.places[index]], "error", error=error)
+            request = batch.requests[batch.places[index]]
+            self._delivery.end(request, "error", error=blamed(error, request.grammar))
         return samples
 
     def _fail_step(self, batch: StepBatch, error: Exception) -> None:

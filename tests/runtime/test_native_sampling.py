@@ -227,3 +227,53 @@ def test_a_row_that_fails_is_named_with_its_reason() -> None:
     assert _native.sample_rows(logits, states)[2] == (1, _native.STATUS_NAN)
     logits[1] = -np.inf
     assert _native.sample_rows(logits, states)[2] == (1, _native.STATUS_EMPTY)
+
+
+def words_of(allowed: np.ndarray) -> np.ndarray:
+    """[M, V] bool as [M, ceil(V/32)] uint32."""
+    padded = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), np.bool_)
+    padded[:, : allowed.shape[1]] = allowed
+    return np.packbits(padded, axis=1, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_mask_is_a_row_whose_other_tokens_are_minus_infinity(size: int, temperature: float) -> None:
+    rng = np.random.default_rng(size)
+    logits = np.stack([row_of(size, seed) for seed in range(4)])
+    allowed = rng.random((3, size)) < 0.3
+    allowed[:, rng.integers(size)] = True
+    mask_of = np.array([2, -1, 0, 1], np.int32)
+    edited = logits.copy()
+    for row, mask in enumerate(mask_of):
+        if mask >= 0:
+            edited[row, ~allowed[mask]] = -np.inf
+
+    def states() -> list[Any]:
+        return [row_state(size, temperature=temperature, top_p=0.9, seed=row) for row in range(4)]
+
+    tokens, _, failure = _native.sample_rows(logits, states(), words_of(allowed), mask_of)
+    assert failure is None
+    assert tokens == _native.sample_rows(edited, states())[0]
+    assert logits.max() > -np.inf
+
+
+def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
+    logits = np.zeros((1, 40), np.float32)
+    words = np.array([[0, 0xFFFFFF00]], np.uint32)
+    assert _native.sample_rows(logits, [row_state(40)], words, np.zeros(1, np.int32))[2] == (0, _native.STATUS_EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("masks", "mask_of", "message"),
+    [
+        (np.zeros((1, 2), np.uint32), np.zeros(2, np.int32), "2 words a row, want 1"),
+        (np.zeros((1, 1), np.uint32), np.zeros(1, np.int32), "mask_of: length 1, want 2"),
+        (np.zeros((1, 1), np.uint32), np.array([0, 1], np.int32), "row 1 names mask 1 of 1"),
+        (np.zeros((1, 1), np.uint32), np.array([-2, 0], np.int32), "row 0 names mask -2 of 1"),
+        (np.zeros((1, 1), np.uint32), None, "given together"),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(masks: Any, mask_of: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _native.sample_rows(np.zeros((2, 8), np.float32), [row_state(8), row_state(8)], masks, mask_of)

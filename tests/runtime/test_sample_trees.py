@@ -5,7 +5,7 @@ import pytest
 
 from optimc_runtime import _native
 from optimc_runtime.request import SamplingParams
-from optimc_runtime.sampler import SamplingState, sample, sample_trees
+from optimc_runtime.sampler import RowMasks, SamplingState, sample, sample_trees
 from optimc_runtime.speculate.tree import tree_shape
 
 CHAIN = (-1, 0)
@@ -18,7 +18,7 @@ def state_of(vocab_size=VOCAB, stop_ids=frozenset(), prompt=(0,), **params):
     return SamplingState(params, list(prompt), frozenset(stop_ids), vocab_size, params.seed or 0)
 
 
-def verify(rows, states, shapes, tokens, typical=(0.0, 0.0)):
+def verify(rows, states, shapes, tokens, typical=(0.0, 0.0), masks=None):
     """`rows`: logits per sequence [n+1, V]; `tokens`: guesses per sequence [n]."""
     counts = [1 + shape.num_nodes for shape in shapes]
     first_rows = np.cumsum([0, *counts[:-1]]).tolist()
@@ -30,6 +30,7 @@ def verify(rows, states, shapes, tokens, typical=(0.0, 0.0)):
         np.concatenate([shape.query_parents for shape in shapes]),
         np.array([token for mine in tokens for token in (0, *mine)], np.int64),
         typical,
+        masks,
     )
 
 
@@ -384,3 +385,29 @@ def test_typical_acceptance_reports_logprobs_of_the_model():
     assert samples.token_ids[0][0] == 1
     assert samples.logprobs[0][0].logprob == pytest.approx(np.log(0.4), abs=1e-5)
     assert samples.logprobs[0][0].top[0][0] == 0
+
+
+@pytest.mark.parametrize("typical", [(0.0, 0.0), (0.9, 0.9)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masks_along_a_tree_are_rows_whose_other_tokens_are_minus_infinity(temperature, typical):
+    rng = np.random.default_rng(11)
+    shape = tree_shape(TREE)
+    lengths = set()
+    for seed in range(200):
+        rows = rng.standard_normal((1 + len(TREE), VOCAB)).astype(np.float32) * 3
+        allowed = rng.random(rows.shape) < 0.4
+        allowed[:, rng.integers(VOCAB)] = True
+        tokens = [*rng.permutation(VOCAB)[:2], *rng.permutation(VOCAB)[:2], *rng.permutation(VOCAB)[:2]]
+        words = (allowed * (1 << np.arange(VOCAB))).sum(axis=1, keepdims=True).astype(np.uint32)
+        masks = RowMasks(words, np.arange(len(rows), dtype=np.int32))
+        options = {"temperature": temperature, "seed": seed, "logprobs": 1}
+        masked = verify([rows], [state_of(**options)], [shape], [tokens], typical, masks)
+        written = verify([np.where(allowed, rows, -np.inf)], [state_of(**options)], [shape], [tokens], typical)
+        assert masked.token_ids == written.token_ids
+        assert masked.paths == written.paths
+        lengths.add(len(masked.token_ids[0]))
+        for query, token, logprob in zip([0, *masked.paths[0]], masked.token_ids[0], masked.logprobs[0], strict=True):
+            assert allowed[query, token]
+            raw = rows[query].astype(np.float64)
+            assert logprob.logprob == pytest.approx(raw[token] - np.log(np.exp(raw).sum()), abs=1e-5)
+    assert lengths == {1, 2, 3}

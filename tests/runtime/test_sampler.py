@@ -9,7 +9,7 @@ import pytest
 from optimc.errors import EngineError, RequestError
 from optimc_runtime import _native
 from optimc_runtime.request import SamplingParams
-from optimc_runtime.sampler import Sampled, SamplingState, sample
+from optimc_runtime.sampler import NothingToChooseError, RowMasks, Sampled, SamplingState, sample
 
 
 def state_of(vocab: int, prompt: list[int] | None = None, seed: int = 0, **params: Any) -> SamplingState:
@@ -311,3 +311,27 @@ def test_a_negative_zero_that_is_the_maximum_equals_positive_zeros(options: dict
 
 def test_no_rows_give_no_tokens() -> None:
     assert sample(np.zeros((0, 8), np.float32), []) == []
+
+
+def test_masks_come_last_and_leave_the_reported_logprobs_alone() -> None:
+    row = row_of(40, 3)
+    best, second = np.argsort(-row)[:2].tolist()
+    words = np.full((1, 2), 0xFFFFFFFF, np.uint32)
+    words[0, best >> 5] ^= np.uint32(1 << (best & 31))
+    masks = RowMasks(words, np.array([0], np.int32))
+    # The bias would make the forbidden token win anywhere.
+    state = state_of(40, temperature=0, logprobs=2, logit_bias={best: 100})
+    [masked] = sample(row[None], [state], masks)
+    assert masked.token_id == second
+    assert masked.logprob is not None
+    [free] = sample(row[None], [state])
+    assert free.token_id == best
+    assert free.logprob is not None
+    assert masked.logprob.top == free.logprob.top
+    assert masked.logprob.logprob == dict(free.logprob.top)[second]
+
+
+def test_a_mask_that_leaves_nothing_fails_in_a_way_of_its_own() -> None:
+    masks = RowMasks(np.zeros((1, 2), np.uint32), np.array([0], np.int32))
+    with pytest.raises(NothingToChooseError, match="every token is masked out"):
+        sample(row_of(40, 0)[None], [state_of(40)], masks)

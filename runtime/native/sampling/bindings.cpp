@@ -40,6 +40,7 @@ template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Row = Vector<float>;
+using Masks = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <typename T>
 using Output = nb::ndarray<nb::numpy, T>;
@@ -128,6 +129,29 @@ RowState& state_at(const nb::typed<nb::list, RowState>& states, std::size_t inde
 // Passes over a row of logits, roughly.
 std::size_t passes_of(const RowParams& params) { return params.temperature > 0 || params.num_logprobs >= 0 ? 10 : 1; }
 
+// Editing a copy of the row by its mask.
+constexpr std::size_t kMaskPasses = 3;
+
+// The mask of each row, nullptr for rows without one; empty if no row has one.
+std::vector<RowMask> checked_masks(const std::optional<Masks>& masks, const std::optional<Vector<std::int32_t>>& mask_of,
+                                   std::size_t rows, std::int32_t vocab) {
+    require(masks.has_value() == mask_of.has_value(), "masks and mask_of must be given together");
+    if (!masks) return {};
+    require_length(*mask_of, rows, "mask_of");
+    const std::size_t words = mask_words(vocab);
+    require(masks->shape(1) == words, "masks: " + std::to_string(masks->shape(1)) + " words a row, want " +
+                                          std::to_string(words));
+    const auto count = static_cast<std::int64_t>(masks->shape(0));
+    std::vector<RowMask> of_rows(rows, nullptr);
+    for (std::size_t r = 0; r < rows; ++r) {
+        const std::int32_t mask = mask_of->data()[r];
+        require(-1 <= mask && mask < count, "mask_of: row " + std::to_string(r) + " names mask " + std::to_string(mask) +
+                                                " of " + std::to_string(count));
+        if (mask >= 0) of_rows[r] = masks->data() + static_cast<std::size_t>(mask) * words;
+    }
+    return of_rows;
+}
+
 // A tenth of a millisecond's work is worth letting go of the interpreter; for less, getting it back, which may take as
 // long as whoever takes it likes, costs more.
 bool is_long(std::size_t passes, std::int32_t vocab) {
@@ -146,14 +170,16 @@ using Failure = std::pair<std::size_t, int>;
 using SampleResult = std::tuple<std::vector<std::int32_t>, std::vector<std::optional<LogprobReport>>,
                                 std::optional<Failure>>;
 
-SampleResult sample_rows(Matrix logits, nb::typed<nb::list, RowState> states) {
+SampleResult sample_rows(Matrix logits, nb::typed<nb::list, RowState> states, std::optional<Masks> masks,
+                         std::optional<Vector<std::int32_t>> mask_of) {
     const std::size_t rows = logits.shape(0);
     const std::int32_t vocab = checked_vocab(logits.shape(1));
     require(states.size() == rows, std::to_string(rows) + " rows of logits for " + std::to_string(states.size()) +
                                        " states");
+    const std::vector<RowMask> allowed = checked_masks(masks, mask_of, rows, vocab);
     std::vector<const RowParams*> params(rows);
     std::size_t width = 0;
-    std::size_t passes = 0;
+    std::size_t passes = allowed.size() * kMaskPasses;
     bool wants_logprobs = false;
     for (std::size_t r = 0; r < rows; ++r) {
         params[r] = &state_at(states, r, vocab).params();
@@ -176,7 +202,8 @@ SampleResult sample_rows(Matrix logits, nb::typed<nb::list, RowState> states) {
             const RowResult result{&tokens[r], &logprobs[r], top_tokens.data() + r * width,
                                    top_logprobs.data() + r * width};
             const float* row = logits.data() + r * static_cast<std::size_t>(vocab);
-            const RowStatus status = sample_row(row, vocab, *params[r], scratch, result);
+            const RowMask mask = allowed.empty() ? nullptr : allowed[r];
+            const RowStatus status = sample_row(row, vocab, *params[r], mask, scratch, result);
             if (status != RowStatus::ok) failure = {r, static_cast<int>(status)};
         }
     }
@@ -196,7 +223,8 @@ using SampleTreesResult = std::tuple<std::vector<std::vector<std::int32_t>>, std
 
 SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> states, Vector<std::int32_t> first_rows,
                                Vector<std::int32_t> counts, Vector<std::int32_t> parents, Vector<std::int64_t> tokens,
-                               float epsilon, float delta) {
+                               float epsilon, float delta, std::optional<Masks> masks,
+                               std::optional<Vector<std::int32_t>> mask_of) {
     const auto rows = static_cast<std::int64_t>(logits.shape(0));
     const std::int32_t vocab = checked_vocab(logits.shape(1));
     const std::size_t sequences = states.size();
@@ -205,9 +233,10 @@ SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> stat
     require_length(parents, logits.shape(0), "parents");
     require_length(tokens, logits.shape(0), "tokens");
     require(epsilon >= 0 && epsilon <= 1 && delta >= 0, "epsilon must be in [0, 1], delta at least 0");
+    const std::vector<RowMask> allowed = checked_masks(masks, mask_of, logits.shape(0), vocab);
     std::vector<RowState*> checked(sequences);
     std::vector<TreeRows> trees(sequences);
-    std::size_t passes = 0;
+    std::size_t passes = allowed.size() * kMaskPasses;
     bool wants_logprobs = false;
     for (std::size_t s = 0; s < sequences; ++s) {
         const std::int64_t first = first_rows.data()[s];
@@ -222,7 +251,12 @@ SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> stat
         const RowParams& params = checked[s]->params();
         wants_logprobs |= params.num_logprobs >= 0;
         passes += passes_of(params) * static_cast<std::size_t>(count);
-        trees[s] = {logits.data() + first * vocab, vocab, count, of_rows, tokens.data() + first};
+        trees[s] = {.logits = logits.data() + first * vocab,
+                    .vocab = vocab,
+                    .count = count,
+                    .parents = of_rows,
+                    .tokens = tokens.data() + first,
+                    .allowed = allowed.empty() ? nullptr : allowed.data() + first};
     }
 
     std::vector<TreeResult> results(sequences);
@@ -374,9 +408,10 @@ void bind_sampling(nb::module_& m) {
         .def_prop_ro("seen_counts",
                      [](const optimc::RowState& state) { return optimc::copy_of(state.params().seen_counts); },
                      nb::rv_policy::move);
-    m.def("sample_rows", optimc::sample_rows, "logits"_a.noconvert(), "states"_a);
+    m.def("sample_rows", optimc::sample_rows, "logits"_a.noconvert(), "states"_a, "masks"_a.noconvert() = nb::none(),
+          "mask_of"_a.noconvert() = nb::none());
     m.def("sample_trees", optimc::sample_trees, "logits"_a.noconvert(), "states"_a, "first_rows"_a.noconvert(),
           "counts"_a.noconvert(), "parents"_a.noconvert(), "tokens"_a.noconvert(), "epsilon"_a = 0.0f,
-          "delta"_a = 0.0f);
+          "delta"_a = 0.0f, "masks"_a.noconvert() = nb::none(), "mask_of"_a.noconvert() = nb::none());
     optimc::bind_kernels(m);
 }

@@ -1,6 +1,7 @@
 #include "sampling/sample_row.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
 #include <limits>
@@ -32,6 +33,22 @@ void edit(const RowParams& params, float* logits) {
     }
     for (std::size_t n = 0; n < params.bias_tokens.size(); ++n) logits[params.bias_tokens[n]] += params.biases[n];
     for (std::int32_t token : params.banned_tokens) logits[token] = -kInfinity;
+}
+
+// Leaves the tokens whose bits are set.
+void apply_mask(RowMask allowed, std::int32_t vocab, float* logits) {
+    constexpr auto ruled_out = std::bit_cast<std::uint32_t>(-kInfinity);
+    for (std::int32_t start = 0; start < vocab; start += 32) {
+        const std::uint32_t word = allowed[start / 32];
+        if (word == ~std::uint32_t{0}) continue;
+        const std::int32_t count = std::min(32, vocab - start);
+        for (std::int32_t bit = 0; bit < count; ++bit) {
+            // Without a branch, which would be guessed wrong half the time.
+            const std::uint32_t keep = 0 - (word >> bit & 1u);
+            float& logit = logits[start + bit];
+            logit = std::bit_cast<float>((std::bit_cast<std::uint32_t>(logit) & keep) | (ruled_out & ~keep));
+        }
+    }
 }
 
 // The limit of the softmax as some logits grow without bound: they share everything, the others get nothing.
@@ -72,16 +89,18 @@ struct EditedRow {
     float raw_max;        // of the row itself
 };
 
-EditedRow edit_row(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch) {
+EditedRow edit_row(const float* logits, std::int32_t vocab, const RowParams& params, RowMask allowed,
+                   RowScratch& scratch) {
     const RowMax raw = row_max(logits, vocab);
     EditedRow edited{RowStatus::ok, logits, raw, raw.value};
     if (raw.has_nan) {
         edited.status = RowStatus::nan;
         return edited;
     }
-    if (is_edited(params)) {
+    if (allowed != nullptr || is_edited(params)) {
         std::copy_n(logits, vocab, scratch.logits.data());
         edit(params, scratch.logits.data());
+        if (allowed != nullptr) apply_mask(allowed, vocab, scratch.logits.data());
         edited.logits = scratch.logits.data();
         edited.best = row_max(edited.logits, vocab);
     }
@@ -131,9 +150,9 @@ void RowScratch::reserve(std::int32_t vocab) {
     sums.resize(static_cast<std::size_t>(std::max(kCutoffBins, draw_blocks(vocab))));
 }
 
-RowStatus sample_row(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch,
-                     RowResult result) {
-    const EditedRow edited = edit_row(logits, vocab, params, scratch);
+RowStatus sample_row(const float* logits, std::int32_t vocab, const RowParams& params, RowMask allowed,
+                     RowScratch& scratch, RowResult result) {
+    const EditedRow edited = edit_row(logits, vocab, params, allowed, scratch);
     if (edited.status != RowStatus::ok) return edited.status;
     *result.token = edited.best.token;
     if (params.temperature > 0) {
@@ -148,9 +167,10 @@ void report_token(const float* logits, std::int32_t vocab, std::int32_t num_logp
     if (num_logprobs >= 0) report_logprobs(logits, vocab, row_max(logits, vocab).value, num_logprobs, result);
 }
 
-RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch) {
+RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& params, RowMask allowed,
+                     RowScratch& scratch) {
     assert(params.temperature > 0);
-    const EditedRow edited = edit_row(logits, vocab, params, scratch);
+    const EditedRow edited = edit_row(logits, vocab, params, allowed, scratch);
     if (edited.status != RowStatus::ok) return {edited.status, 0, 0};
     const FiniteRow finite = finite_row(edited, logits, vocab, scratch);
     float* weights = scratch.weights.data();

@@ -46,9 +46,14 @@ public:
     std::vector<double> sums;
 };
 
+// Which tokens may be chosen: bit i % 32 of word i / 32 is token i's. nullptr leaves all. Log-probabilities that are
+// reported do not know of it, as they do not of any other edit.
+using RowMask = const std::uint32_t*;
+constexpr std::size_t mask_words(std::int32_t vocab) { return (static_cast<std::size_t>(vocab) + 31) / 32; }
+
 // `logits` [vocab] is only read. On a status other than ok nothing is written. Token ids in `params` are in range.
-RowStatus sample_row(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch,
-                     RowResult result);
+RowStatus sample_row(const float* logits, std::int32_t vocab, const RowParams& params, RowMask allowed,
+                     RowScratch& scratch, RowResult result);
 
 // Reports a token that was chosen otherwise, *result.token, as sample_row does. The row holds no NaN.
 void report_token(const float* logits, std::int32_t vocab, std::int32_t num_logprobs, RowResult result);
@@ -61,6 +66,7 @@ struct RowSpread {
 
 // How likely each token is after edits and temperature (> 0): scratch.weights holds `vocab` unnormalised probabilities,
 // 0 for those that top_k, top_p or min_p leave out; total and entropy are of all of them.
-RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& params, RowScratch& scratch);
+RowSpread row_spread(const float* logits, std::int32_t vocab, const RowParams& params, RowMask allowed,
+                     RowScratch& scratch);
 
 }  // namespace optimc

@@ -27,7 +27,7 @@ std::int32_t typical_token(const TreeRows& rows, std::int32_t query, const RowPa
     if (child == rows.count) return -1;
 
     const float* row = rows.logits + static_cast<std::size_t>(query) * static_cast<std::size_t>(rows.vocab);
-    const RowSpread spread = row_spread(row, rows.vocab, params, scratch);
+    const RowSpread spread = row_spread(row, rows.vocab, params, rows.allowed_after(query), scratch);
     if (spread.status != RowStatus::ok) return -1;  // sampling says why
     const double least = std::min<double>(typical.epsilon, typical.delta * std::exp(-spread.entropy)) * spread.total;
     std::int32_t best = -1;
@@ -68,7 +68,7 @@ TreeResult sample_tree(const TreeRows& rows, RowState& state, TypicalAcceptance 
         if (token >= 0) {
             report_token(row, rows.vocab, num_logprobs, chosen);
         } else {
-            result.status = sample_row(row, rows.vocab, params, scratch, chosen);
+            result.status = sample_row(row, rows.vocab, params, rows.allowed_after(query), scratch, chosen);
             if (result.status != RowStatus::ok) break;
         }
         state.accept(token);

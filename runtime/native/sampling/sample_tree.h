@@ -16,6 +16,9 @@ struct TreeRows {
     std::int32_t count;
     const std::int32_t* parents;  // [count] queries before their children; the root's is not read
     const std::int64_t* tokens;   // [count] what each query guessed; the root's is not read
+    const RowMask* allowed;       // [count], or nullptr: every token may follow everywhere
+
+    RowMask allowed_after(std::int32_t query) const { return allowed == nullptr ? nullptr : allowed[query]; }
 };
 
 // Typical acceptance (2401.10774) of rows that are sampled, not greedy: a guess is taken, instead of sampling, if its

@@ -52,7 +52,7 @@ async def chat_prompt(
 
     def encode() -> list[int]:
         # Joined, since many messages that would fit alone take as long as one that does not.
-        _refuse_hopeless("".join(message.content for message in messages), tokenizer, max_seq_len, "messages")
+        refuse_hopeless("".join(message.content for message in messages), tokenizer, max_seq_len, "messages")
         return template.encode(
             tokenizer, [message.for_template() for message in messages], **request.chat_template_kwargs
         )
@@ -64,7 +64,7 @@ def _completion_ids(prompt: Prompt, tokenizer: TextTokenizer | None, vocab_size:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise RequestError("this plan has no tokenizer; send the prompt as token ids", param="prompt")
-        _refuse_hopeless(prompt, tokenizer, max_seq_len, "prompt")
+        refuse_hopeless(prompt, tokenizer, max_seq_len, "prompt")
         ids = tokenizer.encode(prompt)
     else:
         ids = prompt
@@ -74,7 +74,7 @@ def _completion_ids(prompt: Prompt, tokenizer: TextTokenizer | None, vocab_size:
     return ids
 
 
-def _refuse_hopeless(text: str, tokenizer: TextTokenizer, max_seq_len: int, param: str) -> None:
+def refuse_hopeless(text: str, tokenizer: TextTokenizer, max_seq_len: int, param: str) -> None:
     """Refuse a text far beyond the limit after encoding a part of it; encoding megabytes takes seconds.
 
     Where the cut falls changes the count by a few tokens at most, hence the margin of two. A text of long tokens is

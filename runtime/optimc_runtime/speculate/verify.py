@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from optimc_runtime.executor.base import StepPlan
 from optimc_runtime.sampler import SamplingState, TreeSamples, sample_trees
 from optimc_runtime.step import Work
+from optimc_runtime.structured.grammar import GrammarState
+from optimc_runtime.structured.step_masks import step_masks
 
 _ROOT = np.array([-1], np.int32)
 
@@ -21,9 +23,10 @@ def sample_step(
     plan: StepPlan,
     logits: NDArray[np.float32],
     typical: tuple[float, float],
+    grammars: Ordered[GrammarState | None] | None = None,
 ) -> TreeSamples:
     """Choose tokens for the sequences at `places` of `work`, sampled as `states` say; those without a tree are sampled
-    from their last row. `logits` [R, V] belong to `plan.logits_rows`."""
+    from their last row. `logits` [R, V] belong to `plan.logits_rows`; `grammars` are what the sequences follow."""
     first_rows: list[int] = []
     counts: list[int] = []
     parents: list[NDArray[np.int32]] = []
@@ -44,7 +47,13 @@ def sample_step(
         row += rows
     tokens = plan.tokens if row == len(plan.tokens) else plan.tokens[plan.logits_rows]
     all_parents = parents[0] if len(parents) == 1 else np.concatenate(parents)
-    return sample_trees(logits, states, first_rows, counts, all_parents, tokens, typical)
+    if grammars is None:
+        return sample_trees(logits, states, first_rows, counts, all_parents, tokens, typical)
+    trees = [work[place].tree for place in places]
+    masks = step_masks(grammars, trees, first_rows, *logits.shape)
+    samples = sample_trees(logits, states, first_rows, counts, all_parents, tokens, typical, masks.rows)
+    samples.failures.update(masks.failures)
+    return samples
 
 
 def accepted_moves(

@@ -12,16 +12,13 @@ from optimc_runtime.structured.grammar_spec import GrammarSpec
 from optimc_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import JsonCompileOptions, LLTokenizer
+    from llguidance import LLTokenizer
 
 MAX_GRAMMARS = 64
 """Compiled ones kept, those used last."""
 
 MAX_TEXT_BYTES = 64 << 10
 MAX_REGEX_BYTES = 8 << 10
-
-JSON_OPTIONS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One spelling of JSON, which models write anyway: a model that is free to could write spaces for ever."""
 
 
 class GrammarCompiler:
@@ -96,7 +93,10 @@ def _compiled(spec: GrammarSpec, vocabulary: LLTokenizer, vocab_size: int) -> Gr
             grammar = matcher_class.grammar_from_lark(spec.text)
         else:
             schema = '{"type": "object"}' if spec.kind == "json_object" else spec.text
-            grammar = matcher_class.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
+            # One spelling of JSON, the one models write: a model that is free to could write spaces for ever.
+            grammar = matcher_class.grammar_from_json_schema(
+                schema, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+            )
     except ValueError as error:  # text that is no Unicode, or no JSON
         raise _invalid(spec, str(error)) from None
     limits = llguidance.LLParserLimits(

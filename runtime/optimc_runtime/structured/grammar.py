@@ -39,18 +39,23 @@ def check_with_grammar(params: SamplingParams) -> None:
 
 
 class Grammar:
-    """A grammar ready for use. Immutable: `matcher` is never advanced, only copied; any thread may start answers."""
+    """A grammar ready for use. Immutable: its matcher is never advanced, only copied; any thread may start answers."""
 
-    __slots__ = ("_matcher", "_num_words", "param")
+    __slots__ = ("_matcher", "num_words", "param")
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, param: str) -> None:
         self._matcher = matcher
-        self._num_words = mask_words(vocab_size)
+        self.num_words = mask_words(vocab_size)
         self.param = param
+        """The request field it came by."""
 
     def start(self) -> GrammarState:
         """Return the state of an answer that has not begun."""
-        return GrammarState(self._matcher.deep_copy(), self._num_words, self.param)
+        return GrammarState(self)
+
+    def matcher(self) -> LLMatcher:
+        """Return a matcher at the beginning, the caller's own."""
+        return self._matcher.deep_copy()
 
 
 class GrammarState:
@@ -60,12 +65,17 @@ class GrammarState:
     may end. Methods raise RequestError (code "grammar_too_complex") if what may follow cannot be told within limits.
     """
 
-    __slots__ = ("_matcher", "_num_words", "_param")
+    __slots__ = ("_grammar", "_matcher", "_tokens")
 
-    def __init__(self, matcher: LLMatcher, num_words: int, param: str) -> None:
-        self._matcher = matcher
-        self._num_words = num_words
-        self._param = param
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher()
+        self._tokens: list[int] = []
+
+    @property
+    def param(self) -> str:
+        """The request field that the grammar came by."""
+        return self._grammar.param
 
     @property
     def is_complete(self) -> bool:
@@ -74,60 +84,79 @@ class GrammarState:
 
     def accept(self, token_id: int) -> None:
         """Go on by an emitted token that the mask left. EOS is not for the grammar to see."""
+        self._tokens.append(token_id)
         if not self._matcher.consume_token(token_id):
             raise self._failure()
 
     def mask(self, into: NDArray[np.uint32]) -> None:
         """Write which tokens may follow."""
-        into[:] = self._allowed()
+        if not self._write_mask(into):
+            raise self._failure()
 
     def tree_masks(self, shape: TreeShape, tokens: Sequence[int], into: NDArray[np.uint32]) -> None:
         """Write, into [n+1, W], which tokens may follow the root and each of the n guesses below it; state unchanged.
 
-        A guess that its parent's mask forbids, and whatever hangs below it, gets an empty mask: nobody goes there.
+        A guess that its parent's mask forbids, and whatever hangs below it, gets an empty mask: nobody goes there. So
+        does one behind which the grammar cannot be followed: only going there is an error.
         """
-        into[0] = self._allowed()
-        path: list[int] = []  # queries whose tokens are consumed, from the root down
+        self.mask(into[0])
+        into[1:] = 0
         parents = shape.query_parents.tolist()
-        try:
-            for query in range(1, shape.num_nodes + 1):
-                parent, token_id = parents[query], tokens[query - 1]
-                if not into[parent][token_id >> 5] >> np.uint32(token_id & 31) & np.uint32(1):
-                    into[query] = 0
-                    continue
-                # What the path has beyond the parent is given back; its ancestors are consumed already, for a parent
-                # that is not on the path is below one that is.
-                missing: list[int] = []
-                while parent and parent not in path:
-                    missing.append(parent)
-                    parent = parents[parent]
-                keep = path.index(parent) + 1 if parent else 0
-                self._take_back(len(path) - keep)
-                del path[keep:]
-                for step in [*reversed(missing), query]:
-                    self.accept(tokens[step - 1])
-                    path.append(step)
-                # After the last token of all the row is looked at, and what it gives is dropped.
-                into[query] = ALL_TOKENS if self._matcher.is_stopped() else self._allowed()
-        finally:
-            self._take_back(len(path))
+        complete: set[int] = set()
+        path: list[int] = []  # queries whose tokens the matcher has consumed, from the root down
+        for query in range(1, shape.num_nodes + 1):
+            parent, token_id = parents[query], tokens[query - 1]
+            if parent in complete:
+                complete.add(query)
+                into[query] = ALL_TOKENS
+                continue
+            if not _has(into[parent], token_id):
+                continue
+            branch = [query]  # up to where it leaves the path
+            while parent and parent not in path:
+                branch.append(parent)
+                parent = parents[parent]
+            kept = path.index(parent) + 1 if parent else 0
+            self._take_back(len(path) - kept)
+            path[kept:] = reversed(branch)
+            if not self._matcher.consume_tokens([tokens[step - 1] for step in path[kept:]]):
+                self._start_over()
+                path.clear()
+            elif self._matcher.is_stopped():
+                # The answer is complete: rows from here on are looked at, and what they give is dropped.
+                complete.add(query)
+                into[query] = ALL_TOKENS
+            elif not self._write_mask(into[query]):
+                into[query] = 0
+                self._start_over()
+                path.clear()
+        self._take_back(len(path))
 
-    def _allowed(self) -> NDArray[np.uint32]:
+    def _write_mask(self, into: NDArray[np.uint32]) -> bool:
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-        if self._matcher.is_error():
-            raise self._failure()
-        return words[: self._num_words]
+        into[:] = words[: self._grammar.num_words]
+        return not self._matcher.is_error()
 
     def _take_back(self, count: int) -> None:
-        if count and not self._matcher.is_error() and not self._matcher.rollback(count):
+        if count and not self._matcher.rollback(count):
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Return to the emitted tokens with a matcher that has not failed."""
+        self._matcher = self._grammar.matcher()
+        if not self._matcher.consume_tokens(self._tokens):
             raise self._failure()
 
     def _failure(self) -> RequestError:
         return RequestError(
-            f"{self._param}: the grammar became too complex to follow: {reason_of(self._matcher)}",
-            param=self._param,
+            f"{self.param}: the grammar cannot be followed any further: {reason_of(self._matcher)}",
+            param=self.param,
             code="grammar_too_complex",
         )
+
+
+def _has(mask: NDArray[np.uint32], token_id: int) -> bool:
+    return bool(int(mask[token_id >> 5]) >> (token_id & 31) & 1)
 
 
 def reason_of(matcher: LLMatcher) -> str:
