@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from optimc.errors import RequestError
 from optimc_runtime.config import StepLimits
 from optimc_runtime.request import SamplingParams
+from optimc_runtime.stats import SpeculationStats
 
 
 def check_prompt(
@@ -64,6 +65,27 @@ def output_limit(num_prompt: int, params: SamplingParams, limits: StepLimits) ->
             f"min_tokens ({params.min_tokens:,}) exceeds the {most:,} tokens that may be generated", param="min_tokens"
         )
     return most
+
+
+def check_stops(params: SamplingParams, vocab_size: int, *, has_tokenizer: bool) -> None:
+    """Raise RequestError if what is to end the answer cannot be told."""
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"stop_token_ids: {token_id} is outside the vocabulary of {vocab_size:,}", param="stop_token_ids"
+            )
+    if params.stop and not has_tokenizer:
+        raise RequestError("stop strings need a tokenizer, and the plan has none", param="stop")
+
+
+def check_speculation(wanted: str, stats: SpeculationStats | None) -> None:
+    """Raise RequestError unless the engine, of which these are the figures, has the proposer a request names."""
+    if wanted == "off":
+        return
+    names = () if stats is None else tuple(stats.proposers)
+    if not names or wanted not in ("auto", *names):
+        has = f"this engine has {', '.join(names)}" if names else "this engine does not speculate"
+        raise RequestError(f"speculation: no proposer '{wanted}', {has}", param="speculation")
 
 
 def _too_long(what: str, limits: StepLimits, param: str) -> RequestError:

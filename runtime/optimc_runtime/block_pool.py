@@ -3,7 +3,7 @@
 Every block is in exactly one of three states:
 
     free          nobody's, content meaningless
-    referenced    refcount > 0: in the block table of that many sequences
+    referenced    refcount > 0: in the block table of that many sequences, or pinned
     cached-idle   refcount 0, but its content is known to the prefix cache; evicted least recently used first
 """
 
@@ -52,7 +52,7 @@ class BlockPool:
         return len(self._free) + len(self._idle)
 
     def refcount(self, block: BlockId) -> int:
-        """Sequences that hold `block`."""
+        """References to `block`: sequences that hold it, and a pin."""
         return self._refcount[block]
 
     def allocate(self, count: int) -> list[BlockId] | None:

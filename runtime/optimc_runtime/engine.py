@@ -21,17 +21,20 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.errors import EngineError, RequestError
+from optimc.errors import RequestError
 from optimc.plan import Manifest, Plan
 from optimc_runtime.active_request import ActiveRequest, OnHidden, OnLogits
-from optimc_runtime.admission import check_prompt, output_limit
+from optimc_runtime.admission import check_prompt, check_speculation, check_stops, output_limit
 from optimc_runtime.block_pool import BlockPool
-from optimc_runtime.config import EngineConfig
+from optimc_runtime.chunk_budget import ChunkBudget
+from optimc_runtime.config import EngineConfig, StepLimits
 from optimc_runtime.engine_thread import EngineThread
 from optimc_runtime.executor.base import Executor
 from optimc_runtime.executor.load import load_executor
 from optimc_runtime.generate import Batch
+from optimc_runtime.last_output import LastOutput
 from optimc_runtime.output_text import OutputText, special_stop_ids
+from optimc_runtime.pins import check_prefix
 from optimc_runtime.prefix_cache import BlockHash, Extras, PrefixCache, chain_hash
 from optimc_runtime.prompt_logprobs import PromptLogprobs
 from optimc_runtime.request import Generation, RequestId, RequestOutput, SamplingParams, Terms
@@ -78,22 +81,25 @@ class Engine:
         self.config = EngineConfig() if config is None else config
         self.manifest = manifest
         self.tokenizer = tokenizer
-        self.limits = self.config.resolve(manifest, executor.pool)
-        if self.limits.max_request_tokens < self.limits.max_seq_len:
+        limits = self.config.resolve(manifest, executor.pool)
+        if limits.max_request_tokens < limits.max_seq_len:
             _log.warning(
                 "the KV pool holds %d tokens: requests are limited to that, not to max_seq_len %d",
-                self.limits.max_request_tokens,
-                self.limits.max_seq_len,
+                limits.max_request_tokens,
+                limits.max_seq_len,
             )
-        pool = BlockPool(self.limits.num_blocks, self.limits.block_size)
+        pool = BlockPool(limits.num_blocks, limits.block_size)
         engine_id = hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
         self.scheduler = Scheduler(
-            self.limits,
+            limits,
             pool,
             PrefixCache(pool, engine_id, block_hash) if self.config.prefix_cache else None,
             chunked_prefill=self.config.chunked_prefill,
             inflight_batching=self.config.inflight_batching,
             max_overtakes=self.config.max_overtakes,
+            policy=self.config.policy,
+            ageing_s=self.config.ageing_s,
+            chunk_budget=ChunkBudget(self.config.gap_factor) if self.config.gap_factor else None,
         )
         self._executor = executor
         if speculator is None:
@@ -133,6 +139,11 @@ class Engine:
             if draft is not None:
                 draft.executor.close()
             raise
+
+    @property
+    def limits(self) -> StepLimits:
+        """What no step and no request may exceed now."""
+        return self.scheduler.limits
 
     @property
     def max_seq_len(self) -> int:
@@ -203,15 +214,9 @@ class Engine:
         """
         prompt = check_prompt(prompt_ids, self.vocab_size, self.limits, chunked_prefill=self.config.chunked_prefill)
         most = output_limit(len(prompt), params, self.limits)
-        for token_id in params.stop_token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids: {token_id} is outside the vocabulary of {self.vocab_size:,}",
-                    param="stop_token_ids",
-                )
-        self._check_speculation(params.speculation)
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and the plan has none", param="stop")
+        check_stops(params, self.vocab_size, has_tokenizer=self.tokenizer is not None)
+        if params.speculation is not None:
+            check_speculation(params.speculation, None if self._speculator is None else self._speculator.stats())
         if grammar is not None:
             check_with_grammar(params)
         stop_ids = frozenset(params.stop_token_ids) | special_stop_ids(self.tokenizer, params.stop)
@@ -312,28 +317,15 @@ class Engine:
         """
         prompt = check_prompt(token_ids, self.vocab_size, self.limits, chunked_prefill=self.config.chunked_prefill)
         self.start()
-        ended: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        failures: list[Exception] = []
-
-        def guarded(start: int, logits: NDArray[np.float32]) -> None:
-            try:
-                on_logits(start, logits)
-            except Exception as error:  # the caller's own code: handed back to it below
-                failures.append(error)
-                raise
-
+        last = LastOutput(on_logits)
         sequence = TokenSequence(
             RequestId(uuid.uuid4().hex), next(self._order), prompt, max_output_tokens=0, all_logits=True
         )
-        self._worker.enqueue(ActiveRequest(sequence, ended.put, time.monotonic(), on_logits=guarded))
+        self._worker.enqueue(ActiveRequest(sequence, last.put, time.monotonic(), on_logits=last.take))
         try:
-            output = ended.get()
+            last.wait()
         finally:
             self.abort(sequence.request_id)
-        if failures:
-            raise failures[0]
-        if output.finish_reason != "length":
-            raise output.error or EngineError("the engine was closed before the text was scored")
 
     def step(self) -> bool:
         """Run one step on the caller's thread; return whether work is left. Only before `start`: for tools and tests
@@ -363,8 +355,23 @@ class Engine:
         """Return a snapshot of load and totals; requests the engine's thread has not taken in yet count as waiting."""
         return self._worker.stats()
 
+    def pin_prefix(self, token_ids: Sequence[int], cache_salt: str = "") -> int:
+        """Compute the K/V of a prefix that many prompts begin with and keep it for good; return how many blocks hold
+        it. Requests have so much less room from then on, so this is for before there are any.
+
+        Raises ConfigError if the prefix cannot be pinned, EngineError if a request came meanwhile or a step fails.
+        """
+        check_prefix(len(token_ids), self.limits, is_cached=self.scheduler.cache is not None)
+        self.start()
+        last = LastOutput()
+        self.submit(token_ids, SamplingParams(max_tokens=0), on_output=last.put, cache_salt=cache_salt)
+        last.wait()
+        tokens = np.asarray(token_ids, np.int64)
+        self._worker.call(lambda: self.scheduler.pin(tokens, _extras(cache_salt)))
+        return len(tokens) // self.limits.block_size
+
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; returns when it is done."""
+        """Forget all cached prefixes, pinned ones too; returns when it is done."""
         self._worker.call(self.scheduler.reset_prefix_cache)
 
     def stalled_s(self) -> float:
@@ -380,16 +387,6 @@ class Engine:
         cost = profile_steps(self._executor, self.scheduler.pool, self.limits, budget_s)
         if cost is not None:
             speculator.cost = cost
-
-    def _check_speculation(self, wanted: str | None) -> None:
-        """Raise RequestError unless the engine has the proposer a request names."""
-        if wanted is None or wanted == "off":
-            return
-        speculator = self._speculator
-        names = () if speculator is None else tuple(speculator.stats().proposers)
-        if not names or wanted not in ("auto", *names):
-            has = f"this engine has {', '.join(names)}" if names else "this engine does not speculate"
-            raise RequestError(f"speculation: no proposer '{wanted}', {has}", param="speculation")
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):

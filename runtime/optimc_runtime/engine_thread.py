@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from enum import Enum, auto
 
 from optimc.errors import EngineError, OverloadedError, RequestError
 from optimc_runtime.active_request import ActiveRequest
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.executor.base import Executor
+from optimc_runtime.queue_limits import QueueLimits
 from optimc_runtime.request import RequestId
 from optimc_runtime.scheduler import Scheduler
 from optimc_runtime.speculate.tree import Speculator
 from optimc_runtime.stats import EngineStats
 from optimc_runtime.step_loop import StepLoop
+from optimc_runtime.wait_forecast import WaitForecast
 
 _log = logging.getLogger(__name__)
 
@@ -49,16 +52,17 @@ class EngineThread:
         """For the thread that runs it; `stats` apart."""
         self.thread: threading.Thread | None = None
         self._scheduler = scheduler
-        self._config = config
         self._last_progress_s = time.monotonic()
 
         self._wake = threading.Condition()  # guards what follows
         self._state = _State.NEW
         self._inbox: list[ActiveRequest] = []
-        self._inbox_tokens = 0
         self._aborts: list[ActiveRequest] = []
         self._calls: list[tuple[Callable[[], None], Future[None]]] = []
         self._unfinished: dict[RequestId, ActiveRequest] = {}
+        self._forecast = WaitForecast()
+        self._queue_limits = QueueLimits(config, scheduler, self._forecast)
+        self._refused = 0
 
     def start(self) -> None:
         """Start the thread; nothing happens if it runs. Raises EngineError after `stop`."""
@@ -92,12 +96,15 @@ class EngineThread:
             self._check_open()
             if sequence.request_id in self._unfinished:
                 raise RequestError(f"request id '{sequence.request_id}' is in use", param="request_id")
-            self._check_queue(sequence.num_prompt)
+            try:
+                self._queue_limits.check(sequence, [each.sequence for each in self._inbox])
+            except OverloadedError:
+                self._refused += 1
+                raise
             if not self._unfinished:
                 self._last_progress_s = time.monotonic()
             self._unfinished[sequence.request_id] = request
             self._inbox.append(request)
-            self._inbox_tokens += sequence.num_prompt
             self._wake.notify_all()
 
     def abort(self, request_id: RequestId) -> None:
@@ -131,7 +138,6 @@ class EngineThread:
             for request in self._inbox:
                 self.loop.add(request)
             self._inbox.clear()
-            self._inbox_tokens = 0
             aborts, self._aborts = self._aborts, []
             stopping = self._state is _State.STOPPING
         for request in aborts:
@@ -140,13 +146,21 @@ class EngineThread:
             self._run_calls()
         if stopping:
             self.loop.abort_all()
+        prefilled = self._scheduler.prefilled_tokens
+        started_s = time.monotonic()
         self.loop.step()
         self._last_progress_s = time.monotonic()
+        if (fresh := self._scheduler.prefilled_tokens - prefilled) > 0:
+            with self._wake:
+                self._forecast.prefilled(fresh, self._last_progress_s - started_s)
         return self._has_news()
 
     def stats(self) -> EngineStats:
         """Return a snapshot; requests the thread has not taken in yet count as waiting."""
-        return self.loop.stats(len(self._inbox))
+        inbox = [each.sequence for each in tuple(self._inbox)]
+        stats = self.loop.stats(len(inbox))
+        waiting_tokens = stats.waiting_tokens + sum([sequence.num_tokens for sequence in inbox])
+        return replace(stats, refused=self._refused, waiting_tokens=waiting_tokens)
 
     def stalled_s(self) -> float:
         """Return for how long no step has ended although there are requests; infinity once the loop is broken.
@@ -195,24 +209,11 @@ class EngineThread:
         if self._state not in (_State.NEW, _State.RUNNING):
             raise EngineError("the engine is closed")
 
-    def _check_queue(self, num_prompt: int) -> None:
-        """Raise OverloadedError if a prompt of that many tokens is one too many."""
-        scheduler = self._scheduler
-        waiting = len(scheduler.waiting) + len(self._inbox)
-        could_run = scheduler.limits.max_running - len(scheduler.running)
-        most = self._config.max_queued_requests
-        if waiting - could_run >= most:
-            raise OverloadedError(f"{waiting} requests are waiting, {most} may beyond what can run; try again later")
-        tokens = scheduler.waiting_tokens + self._inbox_tokens
-        if waiting and tokens + num_prompt > self._config.max_queued_tokens:
-            raise OverloadedError(
-                f"{tokens:,} prompt tokens are waiting; {num_prompt:,} more would exceed "
-                f"{self._config.max_queued_tokens:,}; try again later"
-            )
-
     def _forget(self, request_id: RequestId) -> None:
         with self._wake:
-            self._unfinished.pop(request_id, None)
+            request = self._unfinished.pop(request_id, None)
+            if request is not None and request.timings.scheduled_s is not None:
+                self._forecast.ran(time.monotonic() - request.timings.scheduled_s)
 
     def _leave(self, state: _State) -> None:
         with self._wake:

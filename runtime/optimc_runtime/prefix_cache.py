@@ -54,6 +54,8 @@ class PrefixCache:
         self._roots: dict[Extras, PrefixNode] = {}
         self._nodes: dict[bytes, PrefixNode] = {}
         self._by_block: dict[BlockId, PrefixNode] = {}
+        self.num_evicted = 0
+        """Blocks whose content was given up for room."""
         pool.on_evict = self._drop_block
 
     def __len__(self) -> int:
@@ -140,6 +142,7 @@ class PrefixCache:
             assert node.uses >= children.get(node, 0), "a node is used less often than it has children"
 
     def _drop_block(self, block: BlockId) -> None:
+        self.num_evicted += 1
         node = self._by_block.pop(block)
         node.block = None
         self._prune(node)

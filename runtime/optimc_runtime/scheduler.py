@@ -2,50 +2,56 @@
 
 1. A step has one budget of max_step_tokens tokens. At most min(max_seqs, max_step_tokens) sequences run at once.
 2. Running sequences with one token left to compute (decode) go first, oldest first; then running prefills take chunks
-   of the budget, oldest first; what remains admits waiting sequences, oldest first.
+   of the budget, oldest first; what remains admits waiting sequences, in the order of `policy` and `fair_share`. While
+   anybody decodes, all chunks together are cut to what `chunk_budget` says a step has time for.
 3. A sequence is admitted only if its whole context (prompt, and output from before a preemption) and the token after it
    fit the pool; it takes all blocks of the context at once. Cached full blocks come from the prefix cache, but the last
    known token is always computed: its logits are needed.
 4. A decode that finds no block preempts the youngest running sequence, perhaps itself: it gives back all its blocks and
-   waits at its old place, to be recomputed. The oldest is never a victim of others, so it always moves on.
-5. A waiting sequence that does not fit is overtaken by younger ones at most max_overtakes times; then no younger one is
+   waits before all that never ran, to be recomputed. The oldest is never a victim of others, so it always moves on:
+   policies decide who enters, never who leaves.
+5. A waiting sequence that does not fit is overtaken by later ones at most max_overtakes times; then no later one is
    admitted before it. Everything accepted fits an empty pool, so it runs once the running ones have finished.
 6. Full blocks become visible in the prefix cache in `commit`, after the step that wrote them succeeded.
-7. What is left of the budget may go to guesses: trees behind decoding sequences, cut to what fits. They take free
-   blocks only, none while anybody waits, and give them back in `commit`: a guess costs nobody a preemption or a wait.
+7. What is left of the budget may go to guesses, trees behind decoding sequences: see `guesses`. There are none in a
+   step whose chunks were cut: it has no time left.
+8. Pinned prefixes hold their blocks for good; what is accepted fits beside them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from optimc.errors import EngineError
 from optimc_runtime.block_pool import BlockId, BlockPool
+from optimc_runtime.chunk_budget import ChunkBudget
 from optimc_runtime.config import StepLimits
 from optimc_runtime.decode_steps import DecodeSteps
-from optimc_runtime.prefix_cache import PrefixCache
+from optimc_runtime.fair_share import FairShare
+from optimc_runtime.guesses import Drafter, Guesses
+from optimc_runtime.pins import Pins
+from optimc_runtime.policy import PolicyName, rank
+from optimc_runtime.prefix_cache import Extras, PrefixCache
 from optimc_runtime.sequence import Sequence, Status
-from optimc_runtime.speculate.fit import fit
-from optimc_runtime.speculate.tree import DraftTree
 from optimc_runtime.speculative_steps import SpeculativeSteps
 from optimc_runtime.step import Step, Work, build_step
 
 _AGE = attrgetter("order")
-
-Drafter = Callable[[list[Sequence], int, int, bool], list[DraftTree | None] | None]
-"""`Speculator.draft`."""
+_RANK = attrgetter("rank")
 
 
 class Scheduler:
     """Decides without tensors: sequences and block ids in, one `Step` out.
 
-    Per step the caller does `schedule`, then either `commit` and `Sequence.append`, or `release` for the sequences of a
-    step that failed. What was accepted of a tree, and the token after it, are appended before `commit`. `release` ends
-    a sequence in any state. Not thread-safe.
+    Per step the caller does `schedule`, then either `observe`, `commit` and `Sequence.append`, or `release` for the
+    sequences of a step that failed. What was accepted of a tree, and the token after it, are appended before `commit`.
+    `release` ends a sequence in any state. Not thread-safe.
     """
 
     def __init__(
@@ -57,6 +63,9 @@ class Scheduler:
         chunked_prefill: bool = True,
         inflight_batching: bool = True,
         max_overtakes: int = 64,
+        policy: PolicyName = "fcfs",
+        ageing_s: float = 10.0,
+        chunk_budget: ChunkBudget | None = None,
     ) -> None:
         self.limits = limits
         self.pool = pool
@@ -64,8 +73,13 @@ class Scheduler:
         self.running: list[Sequence] = []
         """By age, oldest first."""
         self.waiting: list[Sequence] = []
-        """By age, oldest first; preempted ones stand at their old place."""
+        """By rank."""
+        self.pins = Pins(pool)
         self.waiting_tokens = 0
+        self.prefilled_tokens = 0
+        """Computed in chunks, by steps that succeeded."""
+        self.chunk_budget_tokens = 0
+        """What the last step's chunks were cut to; 0 if they were not."""
         self.num_preemptions = 0
         self.prefix_queried_tokens = 0
         """Prompt tokens looked up in the prefix cache; recomputation after a preemption does not count."""
@@ -73,12 +87,17 @@ class Scheduler:
         self._chunked_prefill = chunked_prefill
         self._inflight_batching = inflight_batching
         self._max_overtakes = max_overtakes
+        self._policy = policy
+        self._ageing_s = ageing_s
+        self._chunk_budget = chunk_budget if chunked_prefill else None
+        self._fair_share = FairShare()
         # One row per running sequence, updated when its blocks change: a step copies rows, it does not rebuild them.
         columns = -(-limits.max_request_tokens // limits.block_size)
         self._table = np.zeros((limits.max_running, columns), np.int32)
         self._free_rows = list(range(limits.max_running - 1, -1, -1))
         self._decode_steps = DecodeSteps(self._table, limits.block_size)
         self._speculative_steps = SpeculativeSteps(self._table, limits.block_size, limits.max_step_tokens)
+        self._guesses = Guesses(limits, pool, self._table)
 
     @property
     def has_work(self) -> bool:
@@ -89,6 +108,7 @@ class Scheduler:
         """Let a new sequence wait. The caller has checked that it fits alone."""
         assert sequence.status is Status.WAITING
         assert 0 < sequence.num_tokens <= sequence.max_tokens <= self.limits.max_request_tokens
+        self._fair_share.enter(sequence)
         self._wait(sequence)
 
     def schedule(self, draft: Drafter | None = None) -> Step | None:
@@ -103,25 +123,34 @@ class Scheduler:
             if sequence.num_tokens - sequence.num_computed == 1 and self._grow(sequence):
                 decoding.append(sequence)
                 all_sample = all_sample and sequence.wants_token and not sequence.all_logits
-        budget = self.limits.max_step_tokens - len(decoding)
-        assert budget >= 0
+        most = self.limits.max_step_tokens - len(decoding)
+        assert most >= 0
 
         chunks: list[tuple[Sequence, int]] = []
-        if len(decoding) < len(self.running):
+        has_prefills = len(decoding) < len(self.running)
+        may_admit = open_for_admission and bool(self.waiting) and bool(self._free_rows)
+        budget = self._cut(most, len(decoding)) if has_prefills or may_admit else most
+        is_cut = budget < most
+        if has_prefills:
             for sequence in self.running:
                 remaining = sequence.num_tokens - sequence.num_computed
                 if remaining > 1 and (count := self._chunk(sequence, remaining, budget)):
                     chunks.append((sequence, count))
                     budget -= count
-
-        if open_for_admission and self.waiting:
+        if may_admit:
             self._admit(chunks, budget)
+
         only_decodes = all_sample and not chunks
-        if draft is None or not decoding:
+        if draft is None or not decoding or (is_cut and (chunks or not budget)):
             trees = None
         else:
-            chunk_tokens = sum([count for _, count in chunks])
-            trees = self._guess(draft, decoding, chunk_tokens, chains_only=not only_decodes)
+            trees = self._guesses.ask(
+                draft,
+                decoding,
+                sum([count for _, count in chunks]),
+                chains_only=not only_decodes,
+                may_take_blocks=not self.waiting,
+            )
         if only_decodes and trees is None:
             assert decoding, "work exists, but nothing can run"
             return self._decode_steps.build(decoding)
@@ -149,7 +178,7 @@ class Scheduler:
                 sequence.num_computed += item.num_tokens
             else:
                 sequence.num_computed = sequence.num_tokens - 1
-                self._shrink(sequence)
+                self._guesses.shrink(sequence)
             if sequence.all_logits:
                 sequence.num_scored = max(sequence.num_scored, sequence.num_computed)
             while sequence.lease is not None and (sequence.num_published + 1) * size <= sequence.num_computed:
@@ -162,10 +191,43 @@ class Scheduler:
 
     def observe(self, step: Step, execute_s: float) -> None:
         """Learn what a step took, once it has succeeded and before `commit`."""
+        num_tokens = len(step.plan.tokens)
+        if step.has_trees:
+            self.prefilled_tokens += sum(
+                [item.num_tokens for item in step.work if item.tree is None and item.num_tokens > 1]
+            )
+            return
+        # A chunk of a single token costs what a decode does.
+        chunk_tokens = 0
+        num_decodes = len(step.work)
+        if num_tokens > num_decodes:
+            chunks = [item.num_tokens for item in step.work if item.num_tokens > 1]
+            chunk_tokens = sum(chunks)
+            num_decodes -= len(chunks)
+            self.prefilled_tokens += chunk_tokens
+        if self._chunk_budget is not None:
+            self._chunk_budget.learn(num_decodes, chunk_tokens, execute_s)
 
     def figures(self) -> dict[str, Any]:
         """Return the fields of `EngineStats` that the scheduler knows and that have defaults; from any thread."""
-        return {}
+        return {
+            "waiting_tokens": self.waiting_tokens,
+            "prefix_cached_blocks": 0 if self.cache is None else len(self.cache),
+            "prefix_evicted_blocks": 0 if self.cache is None else self.cache.num_evicted,
+            "pinned_blocks": len(self.pins),
+            "chunk_budget_tokens": self.chunk_budget_tokens,
+            "tenants": self._fair_share.stats(self.running, self.waiting),
+        }
+
+    def pin(self, tokens: NDArray[np.int64], extras: Extras) -> None:
+        """Pin the cached full blocks that `tokens` begin with. Raises ConfigError if they are too many, EngineError
+        unless all of them are there, and nobody else who was promised the room they take."""
+        assert self.cache is not None
+        blocks = [node.block for node in self.cache.match(tokens, extras) if node.block is not None]
+        if self.has_work or len(blocks) < len(tokens) // self.limits.block_size:
+            raise EngineError("prefixes are pinned before requests come, and some came meanwhile")
+        self.pins.add(blocks)
+        self.limits = replace(self.limits, pinned_blocks=len(self.pins))
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence, waiting or running: it gives back all it holds."""
@@ -174,21 +236,24 @@ class Scheduler:
             self._stop_running(sequence)
         else:
             self._stop_waiting(sequence)
+        self._fair_share.leave(sequence)
         sequence.status = Status.FINISHED
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes. What runs goes on, but publishes nothing more."""
+        """Forget all cached prefixes, pinned ones too. What runs goes on, but publishes nothing more."""
         if self.cache is not None:
             for sequence in self.running:
                 sequence.lease = None
             self.cache.clear()
+            self.pins.drop()
+            self.limits = replace(self.limits, pinned_blocks=0)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, references, rows and queues agree."""
         self.pool.check_integrity()
         if self.cache is not None:
             self.cache.check_integrity()
-        references = [0] * self.pool.num_blocks
+        references = [int(BlockId(block) in self.pins) for block in range(self.pool.num_blocks)]
         for sequence in self.running:
             for block in sequence.blocks:
                 references[block] += 1
@@ -201,6 +266,8 @@ class Scheduler:
         assert len(self.running) + len(self._free_rows) == self.limits.max_running, "a table row leaked"
         assert self.waiting_tokens == sum(sequence.num_tokens for sequence in self.waiting)
         assert not any(sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
+        assert self.waiting == sorted(self.waiting, key=_RANK), "the queue is out of order"
+        assert self.limits.pinned_blocks == len(self.pins)
 
     def _chunk(self, sequence: Sequence, remaining: int, budget: int) -> int:
         """Tokens of a prefill to run now. Recomputation may always be split: it can be longer than any step."""
@@ -221,70 +288,24 @@ class Scheduler:
         sequence.blocks += blocks
         return True
 
-    def _guess(
-        self, draft: Drafter, decoding: list[Sequence], chunk_tokens: int, *, chains_only: bool
-    ) -> list[DraftTree | None] | None:
-        """Ask for trees behind the decoding sequences and make room for what fits, in their order; None if nothing
-        comes of it. All decodes of the step have grown before, so nobody goes short."""
-        budget = self.limits.max_step_tokens - len(decoding) - chunk_tokens
-        # The root emits a token; a guess is worth something if another may follow.
-        asked = [
-            place
-            for place, sequence in enumerate(decoding)
-            if sequence.max_tokens - sequence.num_tokens > 1
-            and sequence.num_output > 0
-            and not sequence.all_logits
-            and sequence.proposer != "off"
-        ]
-        if budget <= 0 or not asked:
-            return None
-        guesses = draft(
-            [decoding[place] for place in asked], len(decoding) - len(asked) + chunk_tokens, budget, chains_only
-        )
-        if guesses is None:
-            return None
-        trees: list[DraftTree | None] = [None] * len(decoding)
-        found = False
-        for place, guess in zip(asked, guesses, strict=True):
-            tree = None if guess is None else self._fit(guess, decoding[place], budget, chains_only)
-            if tree is not None:
-                trees[place] = tree
-                budget -= tree.shape.num_nodes
-                found = True
-        return trees if found else None
-
-    def _fit(self, guess: DraftTree, sequence: Sequence, budget: int, chain_only: bool) -> DraftTree | None:
-        """Cut a guess to what fits the step, the sequence and free blocks, and take those. Nodes need slots each, so a
-        tree may be wider than the sequence may be long."""
-        most_nodes = min(budget, self.limits.max_request_tokens - sequence.num_tokens)
-        tree = fit(guess, most_nodes, sequence.max_tokens - sequence.num_tokens - 1, chain_only=chain_only)
-        if tree is None:
-            return None
-        size = self.limits.block_size
-        held = len(sequence.blocks)
-        missing = -(-(sequence.num_tokens + tree.shape.num_nodes) // size) - held
-        if missing <= 0:
-            return tree
-        # Each block that is given back wakes whoever waits for blocks, for nothing.
-        missing = 0 if self.waiting else min(missing, self.pool.num_free)
-        blocks = self.pool.allocate(missing)
-        assert blocks is not None
-        self._table[sequence.row, held : held + missing] = blocks
-        sequence.blocks += blocks
-        return fit(tree, (held + missing) * size - sequence.num_tokens, tree.shape.depth, chain_only=chain_only)
-
-    def _shrink(self, sequence: Sequence) -> None:
-        """Give back blocks beyond the known tokens."""
-        needed = -(-sequence.num_tokens // self.limits.block_size)
-        if needed < len(sequence.blocks):
-            self._table[sequence.row, needed : len(sequence.blocks)] = 0
-            self.pool.free(sequence.blocks[needed:])
-            del sequence.blocks[needed:]
+    def _cut(self, most: int, num_decodes: int) -> int:
+        """Return how many tokens of prompts a step has room and time for."""
+        if self._chunk_budget is None or not num_decodes:
+            self.chunk_budget_tokens = 0
+            return most
+        budget = min(most, self._chunk_budget.tokens(num_decodes))
+        if budget:
+            self.chunk_budget_tokens = budget
+        return budget
 
     def _admit(self, chunks: list[tuple[Sequence, int]], budget: int) -> None:
+        if budget == 0 and self._inflight_batching:
+            return
+        if self._fair_share.is_contended:
+            self._fair_share.charge_output(self.running)
         overtaken: list[Sequence] = []
         patience_left = True
-        for sequence in tuple(self.waiting):
+        for sequence in self._fair_share.order(self.waiting):
             if not self._free_rows or (budget == 0 and self._inflight_batching):
                 return
             if not self._enter(sequence, budget):
@@ -342,6 +363,7 @@ class Scheduler:
                 sequence.num_cached = num_hit
                 self.prefix_queried_tokens += sequence.num_prompt
                 self.prefix_hit_tokens += num_hit
+        self._fair_share.admit(sequence, num_hit)
         insort(self.running, sequence, key=_AGE)
         return True
 
@@ -353,11 +375,12 @@ class Scheduler:
         self._wait(sequence)
 
     def _wait(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=_AGE)
+        sequence.rank = rank(sequence, self._policy, self._ageing_s)
+        insort(self.waiting, sequence, key=_RANK)
         self.waiting_tokens += sequence.num_tokens
 
     def _stop_waiting(self, sequence: Sequence) -> None:
-        del self.waiting[bisect_left(self.waiting, sequence.order, key=_AGE)]
+        del self.waiting[bisect_left(self.waiting, sequence.rank, key=_RANK)]
         self.waiting_tokens -= sequence.num_tokens
 
     def _stop_running(self, sequence: Sequence) -> None:

@@ -38,6 +38,7 @@ class Sequence:
         "lease",
         "max_tokens",
         "num_cached",
+        "num_charged",
         "num_computed",
         "num_overtaken",
         "num_preemptions",
@@ -48,6 +49,7 @@ class Sequence:
         "order",
         "priority",
         "proposer",
+        "rank",
         "request_id",
         "row",
         "status",
@@ -79,9 +81,11 @@ class Sequence:
         self.tenant = ""
         """On whose behalf it runs: see `FairShare`. "" is nobody in particular."""
         self.priority = 0
-        """Lower is sooner: see `admission_order`."""
+        """Lower is sooner: see `policy`."""
         self.arrived_s = 0.0
-        """When it was submitted, by the scheduler's clock."""
+        """When it was submitted, seconds of `time.monotonic()`."""
+        self.rank = (True, 0.0, order)
+        """Where it stands among those that wait: see `policy`."""
         self.status = Status.WAITING
         self.num_computed = 0
         self.blocks: list[BlockId] = []
@@ -92,6 +96,8 @@ class Sequence:
         self.num_published = 0
         self.num_cached = 0
         """Prompt tokens found in the prefix cache when first admitted."""
+        self.num_charged = 0
+        """Output tokens its tenant was charged for."""
         self.num_scored = 0
         """With all_logits: positions whose logits were delivered; a preemption does not repeat them."""
         self.num_preemptions = 0

@@ -7,7 +7,7 @@ attention over a wrong K/V history would, at microseconds per step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -236,8 +236,11 @@ def make_engine(scripted):
         poison=True,
         speculator=None,
         script=None,
+        gap_factor=0,
         **options,
     ):
+        # With a gap factor the size of chunks would depend on time.
+        config = replace(config or EngineConfig(), gap_factor=gap_factor)
         given = {"block_hash": options.pop("block_hash")} if "block_hash" in options else {}
         if speculator is not None:
             given["speculator"] = speculator
@@ -325,8 +328,8 @@ class Drive:
         """The invariant probe."""
         engine.scheduler.check_integrity()
         stats = engine.stats()
-        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
-        assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, stats.pinned_blocks)
+        assert stats.blocks_free + stats.blocks_cached + stats.pinned_blocks == stats.blocks_total
         assert not engine._worker._unfinished
 
     @staticmethod
