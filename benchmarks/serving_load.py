@@ -152,9 +152,10 @@ async def ask(address: Address, sent: bytes, *, leave_after: int | None = None, 
 
 
 async def _read_answer(reader: asyncio.StreamReader, reply: Reply, leave_after: int | None) -> None:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-    reply.status = int(first.split(" ")[1])
+    while reply.status < 200:  # 100 only says that the body may come
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+        reply.status = int(first.split(" ")[1])
     reply.headers.update((name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines))
     if "content-length" in reply.headers:
         reply.body = await reader.readexactly(int(reply.headers["content-length"]))

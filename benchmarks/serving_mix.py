@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 from serving_hostile import Hostile
-from serving_load import Reply, chat_prompts, request
+from serving_load import Reply, request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA: dict[str, Any] = {
@@ -33,6 +33,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+QUESTIONS = ("Name three colours.", "What is rain?", "Who are you?", "Count to ten.", "Write a line of a poem.")
 CANARY = {"prompt": "Water boils at", "max_tokens": 12, "temperature": 0}
 """Asked again and again: its answer must never change, whoever runs beside it."""
 
@@ -85,6 +86,9 @@ class Mix:
         shared = [100 + number % 200 for number in range(length // 2)] if self._random.random() < 0.33 else []
         return shared + self._random.choices(range(100, 300), k=length - len(shared))
 
+    def _question(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self._random.choice(QUESTIONS)}]
+
     def _sampled(self) -> dict[str, Any]:
         draw = self._random
         fields: dict[str, Any] = {"max_tokens": draw.randint(1, 64), "temperature": draw.choice((0, 0.7, 1.3))}
@@ -130,14 +134,12 @@ class Mix:
         return self._errand("echo and scores", COMPLETIONS, body, check)
 
     def _chat(self) -> Errand:
-        [messages] = chat_prompts(1, first=self._random.randrange(20))
-        body = {**self._sampled(), "messages": messages}
+        body = {**self._sampled(), "messages": self._question()}
         return self._errand("chat", CHAT, body, _check_whole(body, 1))
 
     def _json(self) -> Errand:
-        [messages] = chat_prompts(1, first=self._random.randrange(20))
         wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
-        body = {"messages": messages, "max_tokens": 100, "response_format": wanted}
+        body = {"messages": self._question(), "max_tokens": 100, "response_format": wanted}
 
         def check(reply: Reply) -> None:
             _check_whole(body, 1)(reply)
