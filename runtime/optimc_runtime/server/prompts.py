@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from optimc.errors import RequestError
 from optimc_runtime.server.client import PromptTemplate, TextTokenizer
-from optimc_runtime.server.protocol.chat import ChatRequest
+from optimc_runtime.server.protocol.chat import ChatRequest, tools_text
 from optimc_runtime.server.protocol.completions import Prompt
 from optimc_runtime.server.protocol.generation import check_token_ids
 
@@ -50,11 +50,15 @@ async def chat_prompt(
     if len(messages) > max_seq_len:
         raise RequestError(f"{len(messages)} messages do not fit in {max_seq_len} tokens", param="messages")
 
+    tools = request.shown_tools
+
     def encode() -> list[int]:
         # Joined, since many messages that would fit alone take as long as one that does not.
-        refuse_hopeless("".join(message.content for message in messages), tokenizer, max_seq_len, "messages")
+        texts = [message.text for message in messages]
+        refuse_hopeless("".join([*texts, tools_text(tools)]), tokenizer, max_seq_len, "messages")
+        shown = {"tools": [tool.for_template() for tool in tools]} if tools else {}
         return template.encode(
-            tokenizer, [message.for_template() for message in messages], **request.chat_template_kwargs
+            tokenizer, [message.for_template() for message in messages], **shown, **request.chat_template_kwargs
         )
 
     return await run_in_threadpool(encode)

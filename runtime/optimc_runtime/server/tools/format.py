@@ -1,23 +1,68 @@
-"""How one family of models writes tool calls."""
+"""How a family of models writes tool calls, and what can be said of a call in every format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from optimc_runtime.server.tools.parser import ToolParser
+from optimc_runtime.server.tools.parser import CallSyntax, ToolParser
 
-TokenId = Callable[[str], int | None]
-"""The id of a token by its exact spelling, None if it is none."""
+Function = Mapping[str, Any]
+"""A function as the client describes it: name, description, parameters."""
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+_ONE_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class SpecialTokens(Protocol):
+    """What a grammar needs to know of a tokenizer."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the control tokens."""
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token given by its exact spelling."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One format. `parser` makes a parser for one answer."""
+    """One format. Its grammar is that of an answer that is calls and nothing else."""
 
     name: str
-    parser: Callable[[], ToolParser]
-    grammar: Callable[[Sequence[dict[str, Any]], TokenId, bool], str]
-    """(functions, token_id, parallel) to the Lark grammar of an answer that is calls of these functions and nothing
-    else, one or, if parallel, more."""
+    syntax: CallSyntax
+    new_id: Callable[[], str]
+    """Makes the id of a call."""
+    arguments_key: str
+    rule: Callable[[Callable[[str], str], bool], str]
+    """(marker to Lark, parallel) to the rule `start`, over the rule `call`: one call or, if parallel, more."""
+
+    def grammar(self, functions: Sequence[Function], tokenizer: SpecialTokens, *, parallel: bool) -> str:
+        """Return, in Lark, the grammar of an answer that calls some of `functions`."""
+        lines = [f"start: {self.rule(lambda marker: _marker(marker, tokenizer), parallel)}"]
+        lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(functions))))
+        for index, function in enumerate(functions):
+            head = json.dumps(f'{{"name": "{function["name"]}", "{self.arguments_key}": ')
+            schema = {"type": "object", **(function.get("parameters") or NO_PARAMETERS), "x-guidance": _ONE_SPELLING}
+            lines.append(f'call_{index}: {head} arguments_{index} "}}"')
+            lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
+        return "\n".join(lines)
+
+    def parser(self, names: Collection[str]) -> ToolParser:
+        """Return a parser for one answer, in which functions of these names are called."""
+        return ToolParser(self.syntax, frozenset(names), self.new_id)
+
+    def needs_special_tokens(self, tokenizer: SpecialTokens) -> bool:
+        """Whether a marker is a special token, which the answer's text must then show."""
+        return any(tokenizer.token_id(marker) in tokenizer.special_ids for marker in self.syntax.markers)
+
+
+def _marker(text: str, tokenizer: SpecialTokens) -> str:
+    """Return a marker in Lark: special tokens are named by id, for they have no text in a grammar."""
+    token_id = tokenizer.token_id(text)
+    return f"<[{token_id}]>" if token_id is not None and token_id in tokenizer.special_ids else json.dumps(text)
