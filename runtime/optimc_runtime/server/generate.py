@@ -82,7 +82,13 @@ async def reply(context: ServerContext, request: Request, work: Work, shape: Rep
     name = f"{shape.id_prefix}-{uuid.uuid4().hex}"
     head = {"id": name, "created": int(time.time()), "model": context.model_name}
     record: RequestRecord = request.state.record
-    record.accepted(name, prompts=len(work.prompts), choices=len(choices), stream=work.fields.stream)
+    record.accepted(
+        name,
+        prompts=len(work.prompts),
+        choices=len(choices),
+        stream=work.fields.stream,
+        prompt_tokens=sum(map(len, work.prompts)),
+    )
     submission = Submission(context.engine, context.metrics, context.mailbox, streams=work.fields.stream, record=record)
     context.submissions.add(submission)
     terms = Terms(tenant=request.state.tenant, priority=work.fields.priority)

@@ -50,9 +50,13 @@ class Mailbox:
             self._woken = True
             self._write(self._write_end, b"\0", 1)
 
-    def _deliver_all(self) -> None:
-        os.read(self._read_end, 4096)
-        self._woken = False
+    def deliver_posted(self) -> None:
+        """Deliver now what waits for the next waking. To be called on the loop."""
         while self._posted:
             deliver, index, output = self._posted.popleft()
             deliver(index, output)
+
+    def _deliver_all(self) -> None:
+        os.read(self._read_end, 4096)
+        self._woken = False
+        self.deliver_posted()

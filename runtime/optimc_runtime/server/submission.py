@@ -77,8 +77,8 @@ class Submission:
 
     async def take(self) -> list[tuple[int, RequestOutput]]:
         """Return all (choice index, increment) that have come, waiting for the first; none once every choice has
-        finished. Raises the error of the first choice that fails, when all that came before it was taken, and the
-        error of `give_up_at` after that."""
+        finished. Raises the error of the first choice that fails, when all that came before it was taken; or the
+        error of `give_up_at`, at once."""
         # Not `_running`: a choice may have finished before anyone asked for its outputs.
         if not self._unread:
             return []
@@ -107,6 +107,9 @@ class Submission:
         """End every choice that has not finished. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._running:
+            # What a whole reply's choices have so far: it belongs to the record of a request that ends here.
+            self._mailbox.deliver_posted()
         if self._running:
             self._record.left()
         while self._running:
