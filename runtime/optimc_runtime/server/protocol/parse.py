@@ -124,6 +124,11 @@ def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
     return {**about, "anyOf": [*(option for option in options if option != {"type": "null"}), {"type": "null"}]}
 
 
+def wrong_field(name: str, message: str) -> PydanticCustomError:
+    """Return what a validator of a whole object raises to blame one of its fields."""
+    return _fault("wrong", message, name)
+
+
 def _fault(kind: str, message: str, name: str) -> PydanticCustomError:
     # The message must not be the template itself: it quotes the client, and braces in it would be read as fields.
     return PydanticCustomError(f"{kind}_field", "{text}", {"text": message, "field": name})
@@ -134,9 +139,9 @@ def _request_error(error: ValidationError) -> RequestError:
     context = first.get("ctx", {})
     path = [str(part) for part in first["loc"]]
     code = None
-    if first["type"] in ("unknown_field", "unsupported_field"):
+    if first["type"] in ("unknown_field", "unsupported_field", "wrong_field"):
         path.append(str(context["field"]))
-        code = first["type"]
+        code = None if first["type"] == "wrong_field" else first["type"]
     param = ".".join(path) or None
     message = str(context["error"]) if first["type"] == "value_error" else first["msg"]
     if param is not None and code is None:
