@@ -16,13 +16,18 @@ from optimc_runtime.speculate.proposal import Proposal
 from optimc_runtime.speculate.tree import ProposerName, chain
 from optimc_runtime.step import Work, build_step
 
+MOST_READ = 64
+"""Tokens this model reads at once of what it has missed, of all sequences: everybody waits meanwhile."""
+FEW = 8
+"""Tokens that are read along with the first guess, as what was accepted since the last one is."""
 SMOOTHING = 0.2
 """Share of the newest time in the running mean."""
 
 
 class DraftEngine:
     """Lets the other model go on greedily. What it computed of a sequence stays in its pool, also guesses that turn out
-    right; others are overwritten. A sequence that finds no room there, or is too long, gets no guess."""
+    right; others are overwritten. A sequence that finds no room there, is too long, or was not read to its end yet, gets
+    no guess."""
 
     name: ProposerName = "draft"
     times_itself = True
@@ -47,6 +52,8 @@ class DraftEngine:
         for place, sequence in enumerate(sequences):
             if most_depth > 0 and (copy := self._catch_up(sequence, most_depth)) is not None:
                 mine.append((place, copy))
+        self._read([copy for _, copy in mine])
+        mine = [(place, copy) for place, copy in mine if copy.num_tokens - copy.num_computed <= FEW]
         if not mine:
             return proposals
         copies = [copy for _, copy in mine]
@@ -113,6 +120,25 @@ class DraftEngine:
         _follow(copy, sequence, needed)
         return copy
 
+    def _read(self, copies: list[Sequence]) -> None:
+        """Compute a part of what is missing where that is much, in one step."""
+        budget = min(MOST_READ, self._limits.max_step_tokens)
+        work: list[Work] = []
+        for copy in copies:
+            missing = copy.num_tokens - copy.num_computed
+            if missing > FEW and (count := min(missing - 1, budget)):
+                work.append(Work(copy, count, 0))
+                budget -= count
+        if work:
+            self._execute(work)
+
+    def _execute(self, work: list[Work]) -> NDArray[np.float32]:
+        step = build_step(tuple(work), self._table, self._limits.block_size)
+        logits = self._executor.execute(step.plan).logits
+        for item in work:
+            item.sequence.num_computed += item.num_tokens
+        return logits
+
     def _compute(self, copies: list[Sequence]) -> NDArray[np.float32]:
         """Compute what is known of all copies; return the logits [n, V] after the last token of each."""
         found: dict[int, NDArray[np.float32]] = {}
@@ -128,10 +154,7 @@ class DraftEngine:
                     budget -= count
                     if is_last:
                         ending.append(place)
-            step = build_step(tuple(work), self._table, self._limits.block_size)
-            logits = self._executor.execute(step.plan).logits
-            for item in work:
-                item.sequence.num_computed += item.num_tokens
+            logits = self._execute(work)
             for row, place in enumerate(ending):
                 found[place] = logits[row].copy()
         return np.stack([found[place] for place in range(len(copies))])

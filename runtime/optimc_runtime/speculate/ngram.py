@@ -16,6 +16,8 @@ MOST_CANDIDATES = 8
 """Earlier places that are compared, latest first."""
 LONGEST = 32
 """Runs are measured up to this length."""
+MOST_FED = 512
+"""Tokens indexed at once, of all sequences: everybody waits meanwhile. A long prompt is read over several steps."""
 
 
 def _confidences() -> tuple[float, ...]:
@@ -46,15 +48,21 @@ class NgramProposer:
         self._indexes: dict[int, _Index] = {}
 
     def propose(self, sequences: list[Sequence], most_depth: int) -> list[Proposal | None]:
-        """Return a chain for each sequence whose end has been seen before."""
+        """Return a chain for each sequence that is indexed to its end, and whose end has been seen before."""
         proposals: list[Proposal | None] = []
+        left = MOST_FED
         for sequence in sequences:
             index = self._indexes.get(sequence.order)
             if index is None:
                 index = self._indexes[sequence.order] = _Index(self._shortest)
             known = len(index.tokens)
-            if known < sequence.num_tokens:
-                index.feed(sequence.tokens[known : sequence.num_tokens].tolist())
+            count = min(sequence.num_tokens - known, left)
+            if count > 0:
+                index.feed(sequence.tokens[known : known + count].tolist())
+                left -= count
+            if len(index.tokens) < sequence.num_tokens:
+                proposals.append(None)
+                continue
             start, length = index.find(self._longest)
             if start and most_depth > 0:
                 tokens = index.copy(start, most_depth)

@@ -31,14 +31,31 @@ def a_sequence(order, tokens):
 
 def test_the_other_model_goes_on_greedily(make_draft, scripted):
     draft, executor = make_draft(max_step_tokens=8)
-    one = a_sequence(0, list(range(20)))  # caught up in chunks of 8
+    one = a_sequence(0, list(range(20)))  # read in chunks of 8
     other = a_sequence(1, [3, 4])
+    assert draft.propose([one], 4) == [None]
     first, second = draft.propose([one, other], 4)
     assert first.tokens == scripted.greedy(list(range(20)), 4)
     assert second.tokens == scripted.greedy([3, 4], 4)
     assert first.parents == (-1, 0, 1, 2)
     assert all(0 < confidence <= 1 for confidence in first.confidences)
     assert max(tokens for tokens, _, _ in executor.shapes) == 8
+
+
+def test_a_long_text_is_read_a_step_at_a_time_while_others_get_their_guesses(make_draft, scripted):
+    draft, executor = make_draft(max_seq_len=1000, max_step_tokens=200, num_blocks=200)
+    long, short = a_sequence(0, [i % 64 for i in range(500)]), a_sequence(1, [3, 4])
+    calls = 0
+    while True:
+        executor.shapes.clear()
+        guess, other = draft.propose([long, short], 3)
+        calls += 1
+        assert other.tokens == scripted.greedy([3, 4], 3)
+        assert sum(tokens for tokens, _, _ in executor.shapes) <= 64 + 2 * (8 + 3)  # beside what guesses take
+        if guess is not None:
+            break
+    assert calls == 8
+    assert guess.tokens == scripted.greedy([i % 64 for i in range(500)], 3)
 
 
 def test_it_follows_whatever_was_accepted(make_draft, scripted):
@@ -80,7 +97,8 @@ def test_reading_what_was_missed_is_no_part_of_what_a_guess_costs(make_draft):
 
     executor.execute = slow
     sequence = a_sequence(0, list(range(30)))
-    draft.propose([sequence], 3)
+    while draft.propose([sequence], 3) == [None]:
+        pass
     assert 0.004 < draft.cost_s < 0.03
 
 

@@ -67,6 +67,23 @@ def test_guesses_do_not_depend_on_how_the_text_arrived():
         at = grown.num_tokens
 
 
+def test_a_long_text_is_indexed_over_several_calls_and_not_guessed_from_before():
+    random_ = random.Random(0)
+    tokens = [random_.randrange(6) for _ in range(1200)]
+    proposer = NgramProposer(2, 8)
+    sequences = [a_sequence(tokens, 0), a_sequence(tokens, 1)]
+    known = []
+    for _ in range(5):
+        before = sum(known)
+        proposals = proposer.propose(sequences, 6)
+        known = [len(index.tokens) for index in proposer._indexes.values()]
+        assert sum(known) - before <= 512
+        assert [proposal is not None for proposal in proposals] == [count == 1200 for count in known]
+    assert known == [1200, 1200]
+    assert proposals[0] == proposals[1]
+    assert any(tokens[place - 2 : place + 6] == [*tokens[-2:], *proposals[0].tokens] for place in range(2, 1195))
+
+
 def test_sequences_are_kept_apart_and_forgotten():
     proposer = NgramProposer(2, 8)
     one, other = a_sequence([1, 2, 3, 1, 2], 0), a_sequence([4, 5, 6, 7, 8], 1)
