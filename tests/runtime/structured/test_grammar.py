@@ -1,0 +1,275 @@
+"""Which tokens a grammar lets follow, along an answer and along guesses of it."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from optimc.errors import RequestError
+from optimc_runtime.request import SamplingParams
+from optimc_runtime.speculate.tree import tree_shape
+from optimc_runtime.structured import compiler
+from optimc_runtime.structured.compiler import GrammarCompiler
+from optimc_runtime.structured.grammar import Grammar, check_with_grammar
+from optimc_runtime.structured.grammar_spec import GrammarSpec
+
+VOCAB = 300
+"""More columns than the 257 tokens of the byte tokenizer, as models have."""
+END = 256
+
+
+@pytest.fixture
+def make_grammar(byte_tokenizer):
+    grammars = GrammarCompiler(byte_tokenizer, VOCAB, (END,))
+
+    def make(kind, text):
+        return grammars.compile(GrammarSpec(kind, text, "grammar"))
+
+    return make
+
+
+def allowed(state) -> set[int]:
+    words = np.empty(-(-VOCAB // 32), np.uint32)
+    state.mask(words)
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB]).tolist())
+
+
+def tree_masks(state, shape, tokens) -> list[set[int]]:
+    words = np.full((1 + len(tokens), -(-VOCAB // 32)), 0x5555, np.uint32)
+    state.tree_masks(shape, tokens, words)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+    return [set(np.flatnonzero(row).tolist()) for row in bits]
+
+
+def accept(state, text: bytes):
+    for byte in text:
+        state.accept(byte)
+    return state
+
+
+def test_tokens_follow_where_the_regex_goes_on_and_the_end_where_it_may_end(make_grammar):
+    state = make_grammar("regex", "ab*(c[0-9]{2})?").start()
+    assert allowed(state) == {*b"a"}
+    assert allowed(accept(state, b"a")) == {*b"bc", END}
+    assert allowed(accept(state, b"bbc")) == {*b"0123456789"}
+    assert not state.is_complete
+    assert allowed(accept(state, b"42")) == {END}
+    assert state.is_complete
+
+
+def test_json_is_spelled_in_one_way(make_grammar):
+    state = make_grammar("json_object", "").start()
+    assert allowed(state) == {*b"{"}
+    accept(state, b'{"a"')
+    assert allowed(state) == {*b":"}
+    assert allowed(accept(state, b":")) == {*b" "}
+    accept(state, b" [1")
+    assert not {*b" \n\t"} & allowed(state)
+    assert allowed(accept(state, b", ")) >= {*b'0"{[tf'}
+    assert accept(state, b"2]}").is_complete
+
+
+def test_the_same_grammar_is_compiled_once_and_the_oldest_is_forgotten(byte_tokenizer, monkeypatch):
+    monkeypatch.setattr(compiler, "MAX_GRAMMARS", 2)
+    grammars = GrammarCompiler(byte_tokenizer, VOCAB, (END,))
+    specs = [GrammarSpec("regex", text, "guided_regex") for text in "abc"]
+    first, second = (grammars.compile(spec) for spec in specs[:2])
+    assert grammars.compile(GrammarSpec("regex", "a", "guided_regex")) is first
+    grammars.compile(specs[2])
+    assert grammars.compile(specs[0]) is first
+    assert grammars.compile(specs[1]) is not second
+
+
+def test_answers_of_one_grammar_do_not_know_of_each_other(make_grammar):
+    grammar = make_grammar("regex", "(ab)+")
+    one, other = grammar.start(), grammar.start()
+    accept(one, b"aba")
+    assert allowed(one) == {*b"b"}
+    assert allowed(other) == {*b"a"}
+
+
+def test_without_an_eos_nothing_stands_for_the_end(byte_tokenizer):
+    grammars = GrammarCompiler(byte_tokenizer, VOCAB, ())
+    state = grammars.compile(GrammarSpec("regex", "ab?", "guided_regex")).start()
+    assert allowed(accept(state, b"a")) == {*b"b"}
+    assert accept(state, b"b").is_complete
+
+
+def test_a_special_token_follows_where_the_grammar_names_it_by_id(make_grammar):
+    state = make_grammar("lark", f'start: <[{END}]> "x" /[ab<>]*/').start()
+    assert allowed(state) == {END}
+    state.accept(END)
+    assert allowed(state) == {*b"x"}
+    assert END in allowed(accept(state, b"x"))  # only as the end
+    assert {*b"ab<>"} <= allowed(state)
+
+
+@pytest.mark.parametrize("end", [0, 1, 4])
+def test_masks_along_a_tree_are_those_of_the_states_its_paths_lead_to(make_grammar, end):
+    grammar = make_grammar("regex", "(a|b[cd]|ba)*x")
+    prefix = b"abcb"[:end]
+    parents = (-1, -1, 0, 1, 0, 2, 1, 3, 5, -1)
+    shape = tree_shape(parents)
+    rng = np.random.default_rng(end)
+    seen = {"forbidden": 0, "open": 0, "complete": 0}
+    for _ in range(60):
+        tokens = [int(token) for token in rng.choice([*b"aabbcdx"], len(parents))]
+        state = accept(grammar.start(), prefix)
+        before = allowed(state)
+        masks = tree_masks(state, shape, tokens)
+        assert masks[0] == before == allowed(state), "the state is as it was"
+        for node, mask in enumerate(masks[1:]):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            walked = accept(grammar.start(), prefix)
+            for step in path:
+                if walked.is_complete:
+                    break
+                if tokens[step] not in allowed(walked):
+                    assert mask == set()
+                    seen["forbidden"] += 1
+                    break
+                walked.accept(tokens[step])
+            else:
+                if not walked.is_complete:
+                    assert mask == allowed(walked)
+                    seen["open"] += 1
+            if walked.is_complete:
+                assert len(mask) == VOCAB, "what follows a complete answer is dropped, whatever it is"
+                seen["complete"] += 1
+        accept(state, bytes([min(before)]))  # and it still goes on
+    assert min(seen.values()) > 20
+
+
+class FailingMatcher:
+    """Lets bytes a and b follow; fails where the last was b, as a matcher does that exceeds a limit."""
+
+    def __init__(self, tokens=()):
+        self.tokens = list(tokens)
+        self.failed = False
+
+    def deep_copy(self):
+        return FailingMatcher(self.tokens)
+
+    def consume_token(self, token):
+        return self.consume_tokens([token])
+
+    def consume_tokens(self, tokens):
+        self.tokens += tokens
+        return not self.failed
+
+    def rollback(self, count):
+        del self.tokens[len(self.tokens) - count :]
+        return not self.failed
+
+    def compute_bitmask(self):
+        self.failed |= self.tokens[-1:] == [*b"b"]
+        words = np.zeros(-(-VOCAB // 32), np.uint32)
+        words[3] = 0 if self.failed else 0b110
+        return words.tobytes()
+
+    def is_error(self):
+        return self.failed
+
+    def is_stopped(self):
+        return self.failed
+
+    def get_error(self):
+        return "too many items\n<non-verbose/>" if self.failed else ""
+
+
+def test_a_guess_behind_which_the_grammar_fails_spoils_nothing_else():
+    state = Grammar(FailingMatcher(), VOCAB, "grammar").start()
+    accept(state, b"a")
+    shape = tree_shape((-1, -1, 0, 1, 3))
+    masks = tree_masks(state, shape, [*b"baaab"])
+    open_mask = {*b"ab"}
+    # The first guess fails, and so does the last; the one below the first is never reached.
+    assert masks == [open_mask, set(), open_mask, set(), open_mask, set()]
+    assert allowed(state) == open_mask
+    state.accept(*b"b")
+    with pytest.raises(RequestError, match="cannot be followed any further: too many items$") as failure:
+        allowed(state)
+    assert (failure.value.code, failure.value.param) == ("grammar_too_complex", "grammar")
+
+
+REFUSED = {
+    "regex with look-ahead": ("regex", "(?=a)b", "look-around"),
+    "regex with an open class": ("regex", "[", "unclosed character class"),
+    "long regex": ("regex", "a" * 9000, "9,000 bytes; at most 8,192"),
+    "long schema": ("json_schema", '{"description": "' + "x" * 70_000 + '"}', "at most 65,536"),
+    "no JSON": ("json_schema", "{", "EOF"),
+    "list for a schema": ("json_schema", "[]", "object schema"),
+    "unknown type": ("json_schema", '{"type": "nope"}', "Invalid type"),
+    "uniqueItems": ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+    "remote reference": ("json_schema", '{"$ref": "http://example.org/a"}', "does not fetch"),
+    "itself and nothing else": ("json_schema", '{"$ref": "#"}', ""),
+    "nothing is valid": (
+        "json_schema",
+        '{"type": "string", "minLength": 3, "maxLength": 2}',
+        "Unsatisfiable",
+    ),
+    "empty enum": ("json_schema", '{"enum": []}', "Unsatisfiable"),
+    "deep schema": ("json_schema", '{"items": ' * 300 + "{}" + "}" * 300, "recursion limit"),
+    "unknown rule": ("lark", "start: x", "unknown name"),
+    "token outside": ("lark", "start: <[9999]>", "too large"),
+    "no grammar": ("lark", "hello", ""),
+    "no Unicode": ("regex", "a\ud800", ""),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_followed_is_refused_in_words(make_grammar, name):
+    kind, text, words = REFUSED[name]
+    with pytest.raises(RequestError) as refusal:
+        make_grammar(kind, text)
+    assert refusal.value.code == "invalid_grammar"
+    assert refusal.value.param == "grammar"
+    assert str(refusal.value).startswith("grammar: ")
+    assert words in str(refusal.value)
+    assert len(str(refusal.value)) < 600
+
+
+HOSTILE = {
+    "nested repeats": ("regex", "(a{1,1000}){1,1000}"),
+    "star of star": ("regex", "((((a*)*)*)*)*b"),
+    "many alternatives": ("regex", "(a|aa)*" * 100),
+    "long repeat": ("regex", "a{100000}"),
+    "left recursion": ("lark", 'start: start "a" | "b"'),
+    "many names": ("json_schema", '{"enum": [' + ", ".join(f'"name{i}"' for i in range(4500)) + "]}"),
+    "many items": ("json_schema", '{"type": "array", "minItems": 100000, "items": {"type": "string"}}'),
+    "ambiguous": ("lark", "start: a a a a a a a a\na: /x*/ | a a"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_are_refused_or_followed(make_grammar, name):
+    try:
+        state = make_grammar(*HOSTILE[name]).start()
+        for _ in range(20):
+            following = allowed(state) - {END}
+            if not following:
+                break
+            state.accept(min(following))
+    except RequestError as refusal:
+        assert refusal.code in ("invalid_grammar", "grammar_too_complex")
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 1}])
+def test_what_contradicts_a_grammar_is_refused(options):
+    with pytest.raises(RequestError, match="says where the answer ends") as refusal:
+        check_with_grammar(SamplingParams(**options))
+    assert refusal.value.param in options
+    check_with_grammar(SamplingParams(max_tokens=9, stop=("a",), stop_token_ids=(3,)))
+
+
+def test_a_mask_covers_the_vocabulary_to_the_bit(byte_tokenizer):
+    for vocab_size in (257, 288, 289):
+        grammars = GrammarCompiler(byte_tokenizer, vocab_size, (END,))
+        state = grammars.compile(GrammarSpec("regex", "(?s:.*)", "guided_regex")).start()
+        words = np.empty(-(-vocab_size // 32), np.uint32)
+        state.mask(words)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        assert bits[END]
+        assert not any(itertools.islice(bits, END + 1, None)), "what is no token has no text to follow by"
