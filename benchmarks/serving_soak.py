@@ -160,7 +160,8 @@ def judge(
     """Return what is to be said, from what clients saw, the server's figures and log, and it idle before and after."""
     slope, error = growth(soak.samples)
     resident = f"{slope * 600 / 1e6:+.2f} ± {2 * error * 600 / 1e6:.2f} MB in ten minutes"
-    accepted = [line for line in lines if "answer_id" in line and line["status"] != 429]
+    # A status of 499 is that of a client which has left; any other refuses what was asked.
+    accepted = [line for line in lines if "answer_id" in line and not 400 <= line["status"] < 499]
     reasons: Counter[str | None] = Counter()
     for line in accepted:
         reasons.update(line["finish_reason"] if _is_many(line) else [line["finish_reason"]])

@@ -16,8 +16,10 @@ def run(script, plan, output, *options):
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, timeout=500)
 
 
-def test_a_short_soak_leaves_nothing_behind(fp32_plan, tmp_path):
-    done = run("serving_soak", fp32_plan, tmp_path / "soak.md", "--longest", 150, "--kv-memory", "1MiB")
+def test_a_short_soak_leaves_nothing_behind(build, tmp_path):
+    limits = {"max_seq_len": 512, "max_step_tokens": 64, "max_seqs": 16, "kv_memory": "2MiB"}  # tools make long prompts
+    plan = build("soaked", limits=limits).path
+    done = run("serving_soak", plan, tmp_path / "soak.md", "--longest", 300, "--kv-memory", "1MiB")
     assert done.returncode == 0, done.stdout + done.stderr
     text = (tmp_path / "soak.md").read_text()
     for errand in ("stream", "JSON by schema", "regex", "tool call", "echo and scores", "three choices"):
