@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import openai
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -41,6 +42,7 @@ class RealServer:
     client: openai.OpenAI
     """Checks every answer against the client's types."""
     lenient_client: openai.OpenAI
+    http: httpx.Client
     tokenizer: Tokenizer
     failing: dict[str, int] = field(default_factory=dict)
 
@@ -102,8 +104,9 @@ def running(
         with (
             openai.OpenAI(**common, _strict_response_validation=True) as strict,
             openai.OpenAI(**common) as lenient,
+            httpx.Client(base_url=server.url, timeout=20, trust_env=False) as http,
         ):
-            real = RealServer(server.url, engine, executor, strict, lenient, tokenizer)
+            real = RealServer(server.url, engine, executor, strict, lenient, http, tokenizer)
             executor.before_step = real.before_step
             yield real
     finally:

@@ -7,7 +7,9 @@ import logging
 import pytest
 
 from optimc.errors import RequestError
+from optimc_runtime.request import Terms
 from optimc_runtime.server import ServerOptions
+from optimc_runtime.server.keys import KeyRing
 
 UNSUPPORTED_CHAT = {
     "functions": [{"name": "f"}],
@@ -127,3 +129,45 @@ def test_a_proposer_the_engine_lacks_is_the_requests_fault(served, error_of):
     refused = served.chat("hi", speculation="medusa")
     assert refused.status_code == 400
     assert error_of(refused)["param"] == "speculation"
+
+
+def test_whose_request_it_is_and_how_urgent_goes_to_the_engine(start_server, engine, template):
+    keys = KeyRing.from_text("alice:0123456789abcdef\nbob:fedcba9876543210")
+    with start_server(engine, template, ServerOptions(), keys=keys) as served:
+        for key, fields in (("0123456789abcdef", {}), ("fedcba9876543210", {"priority": -7})):
+            served.http.headers["authorization"] = f"Bearer {key}"
+            served.chat("hi", n=2, **fields).raise_for_status()
+            served.complete("hi", **fields).raise_for_status()
+    alice, bob = [Terms("alice", 0)] * 3, [Terms("bob", -7)] * 3
+    assert [entry.terms for entry in engine.submitted] == [*alice, *bob]
+
+
+@pytest.mark.parametrize("value", [101, -101, 0.5, "high", True])
+def test_a_priority_is_a_small_integer(served, error_of, value):
+    refused = served.complete("hi", priority=value)
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == "priority"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_servers_own_token_limits_hold(start_server, engine, template, error_of, stream):
+    options = ServerOptions(max_prompt_tokens=5, max_output_tokens=10)
+    with start_server(engine, template, options) as served:
+        for refused, param in (
+            (served.complete(["abc", "abcdef"], stream=stream), "prompt"),
+            (served.chat("abcdef", stream=stream), "messages"),
+            (served.complete("abcde", max_tokens=11, stream=stream), "max_tokens"),
+            (served.chat("a", max_completion_tokens=11, stream=stream), "max_completion_tokens"),
+        ):
+            assert refused.status_code == 400
+            assert error_of(refused)["param"] == param
+            assert "this server" in error_of(refused)["message"]
+        assert engine.submitted == []
+        for accepted in (
+            served.complete("abcde", max_tokens=10, stream=stream),
+            served.complete("abcde", stream=stream),
+            served.chat("", stream=stream),
+            served.complete("abcde", echo=True, max_tokens=0, stream=stream),
+        ):
+            assert accepted.status_code == 200
+    assert [entry.params.max_tokens for entry in engine.submitted] == [10, 10, 10, 0]

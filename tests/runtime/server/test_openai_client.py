@@ -8,10 +8,11 @@ import time
 from itertools import product
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
-from .real_server import RealServer
+from .real_server import EOS_TEXT, RealServer
 
 
 def ask(real: RealServer, endpoint: str, **fields: Any) -> Any:
@@ -179,3 +180,52 @@ def test_leaving_a_stream_frees_its_blocks(real, monkeypatch):
     before = real.engine.stats().output_tokens
     time.sleep(0.1)
     assert real.engine.stats().output_tokens == before < 400
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_an_echo_scores_the_prompt_as_the_model_does(real, scripted, max_tokens):
+    fields = {"logprobs": 2, "max_tokens": max_tokens, "temperature": 0}
+    reply = real.lenient_client.completions.create(model="tiny", prompt="hello", echo=True, **fields)
+    [choice] = reply.choices
+    ids = [*real.tokenizer.encode("hello"), *scripted.greedy(real.tokenizer.encode("hello"), max_tokens, 257)]
+    figures = choice.logprobs
+    assert choice.text == real.tokenizer.decode(ids)
+    assert len(figures.tokens) == len(ids)
+    assert figures.tokens[:5] == list("hello")
+    logits = scripted.logits(ids, 257).astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = [logprobs[place, token] for place, token in enumerate(ids[1:])]
+    assert figures.token_logprobs[0] is None
+    assert figures.token_logprobs[1:] == pytest.approx(expected, abs=1e-5)
+    assert figures.text_offset[:5] == [0, 1, 2, 3, 4]
+    assert reply.usage.completion_tokens == max_tokens
+    streamed = [
+        chunk.choices[0]
+        for chunk in real.lenient_client.completions.create(
+            model="tiny", prompt="hello", echo=True, stream=True, **fields
+        )
+    ]
+    assert "".join(chunk.text for chunk in streamed) == choice.text
+    assert [value for chunk in streamed for value in chunk.logprobs.token_logprobs] == figures.token_logprobs
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_special_token_may_be_a_stop_string(real, endpoint):
+    forced = {"logit_bias": {str(real.eos): 100}, "max_tokens": 9}
+    never = {**forced, "extra_body": {"ignore_eos": True}}
+    assert texts_and_reasons(ask(real, endpoint, **never).choices) == [("", "length")]
+    stops = ["x", "y", "zz", EOS_TEXT]
+    answer = ask(real, endpoint, **never, stop=stops)
+    assert texts_and_reasons(answer.choices) == [("", "stop")]
+    assert answer.usage.completion_tokens == 1
+
+
+def test_a_text_is_tokenized_as_the_model_is_given_it(real):
+    tokens = real.http.post("/tokenize", json={"prompt": "hello"}).json()["tokens"]
+    assert tokens == real.tokenizer.encode("hello")
+    assert real.http.post("/detokenize", json={"tokens": [*tokens, real.eos]}).json() == {"prompt": "hello" + EOS_TEXT}
+    messages = [{"role": "user", "content": f"a{EOS_TEXT}b"}]
+    chat = real.http.post("/tokenize", json={"messages": messages}).json()
+    assert real.eos not in chat["tokens"], "a user's text formed a control token"
+    reply = real.client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+    assert reply.usage.prompt_tokens == chat["count"]

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from optimc_runtime.server import ServerOptions
+
 ENDPOINTS = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     "completions": ("/v1/completions", {"prompt": "hi", "max_tokens": 50}),
@@ -121,3 +123,23 @@ def test_stream_options_need_a_stream(served, error_of):
     refused = served.chat("hi", stream_options={"include_usage": True})
     assert refused.status_code == 400
     assert error_of(refused)["param"] == "stream_options"
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_stream_that_takes_too_long_ends_in_words(start_server, engine, template, script, read_stream, endpoint, n):
+    path, fields = ENDPOINTS[endpoint]
+    engine.script = script(pieces=["a"] * 1000, delay_s=0.02)
+    with start_server(engine, template, ServerOptions(request_timeout_s=0.5)) as served:
+        streamed = read_stream(served, path, {**fields, "n": n})
+        assert (streamed.error["code"], streamed.error["type"]) == ("request_timeout", "server_error")
+        assert all(entry.aborted.wait(2) for entry in engine.submitted)
+        assert all(choice.text and choice.finish_reason is None for choice in streamed.choices.values())
+        engine.script = script()
+        assert read_stream(served, path, fields).error is None
+
+
+def test_every_choices_text_is_its_own(served, script, read_stream):
+    served.engine.script_for = lambda _prompt, nth: script(pieces=[str(nth)] * 5, delay_s=0.001 * nth)
+    streamed = read_stream(served, "/v1/completions", {"prompt": ["a", "b"], "n": 2})
+    assert [streamed.choices[index].text for index in range(4)] == ["00000", "11111", "22222", "33333"]
