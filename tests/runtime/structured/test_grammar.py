@@ -243,17 +243,23 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_grammars_are_refused_or_followed(make_grammar, name):
+def follow(make_grammar, kind, text) -> str | None:
+    """Take the lowest token twenty times; return the code of the refusal, if one comes of it."""
     try:
-        state = make_grammar(*HOSTILE[name]).start()
+        state = make_grammar(kind, text).start()
         for _ in range(20):
             following = allowed(state) - {END}
             if not following:
                 break
             state.accept(min(following))
     except RequestError as refusal:
-        assert refusal.code in ("invalid_grammar", "grammar_too_complex")
+        return refusal.code
+    return None
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_are_refused_or_followed(make_grammar, name):
+    assert follow(make_grammar, *HOSTILE[name]) in (None, "invalid_grammar", "grammar_too_complex")
 
 
 @pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 1}])
