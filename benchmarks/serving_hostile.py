@@ -11,25 +11,21 @@ CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completio
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 0.0, -0.0, 1e-320, 1e9, -1e9, 1e308, 2**31, 2**63, -(2**63), 10**400, "", "x",
-    "0",
-    "null", "\x00", "\ud800", "é" * 500, "🏴‍☠️", "x" * 20_000, [], {}, [None], [[]], [{}], {"": ""},
-    {"type": "text"}, [""],
-    ["a", "b"], [1, 2, 3], [-1], [10**9], [2**70], [[1, 2], [3]], [["a"]], ["a"] * 300, {"1": 1e9}, {"a": 1},
-    {"0": 100},
-    [{"role": "user", "content": "hi"}], [{"role": "user"}], [{"role": "\x00", "content": ""}],
-    {"type": "json_object"},
-    {"include_usage": True}, "auto", "required", "none", "off", float("nan"), float("inf"), -float("inf"),
+    "0", "null", "\x00", "\ud800", "é" * 500, "🏴‍☠️", "x" * 20_000, [], {}, [None], [[]], [{}], {"": ""},
+    {"type": "text"}, [""], ["a", "b"], [1, 2, 3], [-1], [10**9], [2**70], [[1, 2], [3]], [["a"]], ["a"] * 300,
+    {"1": 1e9}, {"a": 1}, {"0": 100}, [{"role": "user", "content": "hi"}], [{"role": "user"}],
+    [{"role": "\x00", "content": ""}], {"type": "json_object"}, {"include_usage": True}, "auto", "required", "none",
+    "off", float("nan"), float("inf"), -float("inf"),
 )  # fmt: skip
 """What fields are given instead of what they want."""
 
 FIELDS = (
     "model", "messages", "prompt", "n", "stream", "stream_options", "max_tokens", "max_completion_tokens",
-    "min_tokens",
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias",
-    "seed", "stop", "stop_token_ids", "ignore_eos", "cache_salt", "return_token_ids", "speculation", "logprobs",
-    "top_logprobs", "echo", "best_of", "suffix", "response_format", "guided_regex", "grammar", "tools", "tool_choice",
-    "parallel_tool_calls", "priority", "user", "metadata", "functions", "tokens", "add_special_tokens", "unheard_of",
+    "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "cache_salt",
+    "return_token_ids", "speculation", "logprobs", "top_logprobs", "echo", "best_of", "suffix", "response_format",
+    "guided_regex", "grammar", "tools", "tool_choice", "parallel_tool_calls", "priority", "user", "metadata",
+    "functions", "tokens", "add_special_tokens", "unheard_of",
 )  # fmt: skip
 
 
@@ -92,8 +88,9 @@ class Hostile:
         self._random = Random(seed)
         self._headers = headers
         self._kinds: tuple[Callable[[], bytes], ...] = (
-            self._wrong_values, self._wrong_values, self._wrong_values, self._hurtful, self._broken_json, self._bytes,
-            self._deep, self._no_http, self._headers_wrong, self._chunked, self._path, self._conversation,
+            self._wrong_values, self._wrong_values, self._wrong_values, self._hurtful, self._broken_json,
+            self._bytes, self._deep, self._no_http, self._headers_wrong, self._chunked, self._path,
+            self._conversation,
         )  # fmt: skip
 
     def draw(self) -> bytes:
@@ -158,8 +155,8 @@ class Hostile:
 
     def _no_http(self) -> bytes:
         lines: tuple[bytes, ...] = (
-            self._random.randbytes(200) + b"\r\n\r\n", b"GET\r\n\r\n", b"\r\n\r\n\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            self._random.randbytes(200) + b"\r\n\r\n", b"GET\r\n\r\n", b"\r\n\r\n\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300) + b"\r\n\r\n",
             b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
             b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
@@ -175,10 +172,9 @@ class Hostile:
         extra = draw(
             (
                 "Content-Type: text/plain\r\n", "Content-Type: application/json; charset=utf-16\r\n",
-                "Expect: 100-continue\r\n",
-                "Content-Encoding: gzip\r\n", "Authorization: Basic eDp5\r\n", "Authorization: Bearer \x7f\udcff\r\n",
-                "X-Request-Id: " + "x" * 5000 + "\r\n", "X-Request-Id: a b\tc\r\n",
-                "Upgrade: websocket\r\nConnection: upgrade\r\n",
+                "Expect: 100-continue\r\n", "Content-Encoding: gzip\r\n", "Authorization: Basic eDp5\r\n",
+                "Authorization: Bearer \x7f\udcff\r\n", "X-Request-Id: " + "x" * 5000 + "\r\n",
+                "X-Request-Id: a b\tc\r\n", "Upgrade: websocket\r\nConnection: upgrade\r\n",
                 "Transfer-Encoding: gzip\r\n", "Origin: null\r\n", "Range: bytes=0-0\r\n",
                 "X: " + "y" * 3000 + "\r\n",
             )
@@ -201,10 +197,9 @@ class Hostile:
         path = draw(
             (
                 "/", "//", "/v1", "/v1/models/../../etc/passwd", "/v1/models/%00", "/v1/models/" + "a" * 3000,
-                "/page/../keys.py",
-                "/page/%2e%2e%2fkeys.py", "/page/app.js/", "/page/%ff", "/metrics?x=" + "y" * 500, "/openapi.json",
-                "*",
-                "http://elsewhere/v1/models", "/health/../health", "/dashboard.json", "/v1/chat/completions/", "/é",
+                "/page/../keys.py", "/page/%2e%2e%2fkeys.py", "/page/app.js/", "/page/%ff",
+                "/metrics?x=" + "y" * 500, "/openapi.json", "*", "http://elsewhere/v1/models", "/health/../health",
+                "/dashboard.json", "/v1/chat/completions/", "/é",
             )
         )  # fmt: skip
         method = draw(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "POST", "BREW"))
