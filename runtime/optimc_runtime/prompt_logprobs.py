@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import EngineError, RequestError
+from optimc_runtime import _native
 from optimc_runtime.request import TokenLogprob
 
 MAX_SCORED_TOKENS = 4096
@@ -40,11 +41,10 @@ class PromptLogprobs:
         """
         first = len(self._scored)
         assert start <= first or first == len(self._prompt) - 1, "rows come in order"
-        for position in range(first, min(start + len(logits), len(self._prompt) - 1)):
-            scored = _score(logits[position - start], int(self._prompt[position + 1]), self._count)
-            if math.isnan(scored.logprob):
-                raise EngineError(f"prompt position {position}: the logits contain NaN")
-            self._scored.append(scored)
+        end = min(start + len(logits), len(self._prompt) - 1)
+        if first < end:
+            rows = np.ascontiguousarray(logits[first - start : end - start])
+            self._scored += _score(rows, self._prompt[first + 1 : end + 1].tolist(), self._count, first)
 
     def finished(self) -> tuple[TokenLogprob | None, ...] | None:
         """Return one per prompt token, None for the first, once all are known; and only once."""
@@ -54,14 +54,40 @@ class PromptLogprobs:
         return (None, *self._scored)
 
 
-def _score(row: NDArray[np.float32], token_id: int, count: int) -> TokenLogprob:
-    """Return the log-probability of `token_id` under `row` [V], and the `count` likeliest; lower ids first if equal."""
-    highest = row.max()
-    total = float(highest) + float(np.log(np.exp(row - highest).sum(dtype=np.float64)))
-    if count == 0:
-        return TokenLogprob(token_id, float(row[token_id]) - total, ())
-    count = min(count, len(row))
-    threshold = np.partition(row, len(row) - count)[len(row) - count]
-    likely = np.flatnonzero(row >= threshold)
-    best = likely[np.argsort(-row[likely], kind="stable")][:count].tolist()
-    return TokenLogprob(token_id, float(row[token_id]) - total, tuple((i, float(row[i]) - total) for i in best))
+def _score(logits: NDArray[np.float32], token_ids: list[int], count: int, first_position: int) -> list[TokenLogprob]:
+    """Return the log-probability of each of `token_ids` under its row of `logits` [m, V], and the `count` likeliest.
+
+    The sampler reports what it chooses, so it is made to choose what stands in the prompt: figures of prompts and of
+    outputs are the same to the last bit.
+    """
+    vocab_size = logits.shape[1]
+    states = [_forced(token_id, min(count, vocab_size), vocab_size) for token_id in token_ids]
+    chosen, reports, failure = _native.sample_rows(logits, states)
+    if failure is not None:
+        raise EngineError(
+            f"prompt position {first_position + failure[0]}: the logits contain NaN, or no token is possible"
+        )
+    return [
+        # What is impossible cannot be forced.
+        TokenLogprob(token_id, logprob if choice == token_id else -math.inf, tuple(top))
+        for token_id, choice, (logprob, top) in zip(token_ids, chosen, reports, strict=True)
+    ]
+
+
+def _forced(token_id: int, count: int, vocab_size: int) -> _native.RowState:
+    return _native.RowState(
+        vocab_size,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=0,
+        num_logprobs=count,
+        bias_ids=np.array([token_id], np.int32),
+        bias_values=np.array([1e30], np.float32),
+        stop_ids=np.array([], np.int32),
+        min_tokens=0,
+    )

@@ -8,7 +8,7 @@ import pytest
 from optimc.errors import EngineError, RequestError
 from optimc_runtime.output_text import special_stop_ids
 from optimc_runtime.prompt_logprobs import MAX_SCORED_TOKENS, PromptLogprobs
-from optimc_runtime.request import SamplingParams
+from optimc_runtime.request import SamplingParams, TokenLogprob
 
 PROMPT = [5, 9, 2, 2, 17, 40, 3, 8, 21, 6, 30]
 
@@ -104,6 +104,21 @@ def test_more_alternatives_than_tokens_are_all_of_them():
     logprobs = PromptLogprobs(np.array([0, 1]), 20)
     logprobs.take(0, np.zeros((1, 4), np.float32))
     assert logprobs.finished()[1].top == tuple((token_id, pytest.approx(-np.log(4))) for token_id in range(4))
+
+
+def test_what_is_impossible_is_told_as_such():
+    logprobs = PromptLogprobs(np.array([0, 1]), 1)
+    logprobs.take(0, np.array([[3.0, -np.inf, 3.0]], np.float32))
+    assert logprobs.finished()[1] == TokenLogprob(1, -np.inf, ((0, pytest.approx(-np.log(2))),))
+
+
+def test_figures_are_the_samplers_own(make_engine, drive):
+    engine = make_engine()
+    answer = drive.submit(engine, PROMPT, drive.greedy(8, logprobs=4))
+    drive.run(engine)
+    scored = drive.submit(engine, [*PROMPT, *answer.token_ids], drive.greedy(0, logprobs=4, prompt_logprobs=True))
+    drive.run(engine)
+    assert told_by(scored)[len(PROMPT) :] == tuple(token for output in answer.outputs for token in output.logprobs)
 
 
 def test_not_a_number_is_an_error_that_names_the_position():
