@@ -78,6 +78,7 @@ def read(tool_format, *texts):
     return text, [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
+NOW = '{"name": "now", "arguments": {}}'
 OSLO = ("weather", '{"city": "Oslo"}')
 
 READ = {
@@ -85,14 +86,14 @@ READ = {
     "text before": (HERMES, "Let me see.\n\n" + CALLS["hermes"], "Let me see.", [OSLO]),
     "text behind": (HERMES, CALLS["hermes"] + "\n There.", "There.", [OSLO]),
     "two calls": (HERMES, CALLS["hermes"] + "\n" + CALLS["hermes"], "", [OSLO, OSLO]),
-    "two in one pair of markers": (HERMES, '<tool_call>{"name": "now", "arguments": {}}\n{"name": "now", "arguments": {}}'
-                                   "</tool_call>", "", [("now", "{}"), ("now", "{}")]),
+    "two in one pair of markers": (HERMES, f"<tool_call>{NOW}\n{NOW}</tool_call>", "", [("now", "{}"), ("now", "{}")]),
     "no call at all": (HERMES, " just a <tool, {} and\n", " just a <tool, {} and\n", []),
-    "arguments first": (HERMES, '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}</tool_call>', "", [OSLO]),
+    "arguments first": (HERMES, '<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}</tool_call>', "",
+                        [OSLO]),
     "more behind": (HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}, "id": 3}</tool_call>', "",
                     [OSLO]),
-    "braces in strings": (HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "}\\"{</tool_call>"}}</tool_call>',
-                          "", [("weather", '{"city": "}\\"{</tool_call>"}')]),
+    "braces in strings": (HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "}\\"{</tool_call>"}}', "",
+                          [("weather", '{"city": "}\\"{</tool_call>"}')]),
     "unknown function": (HERMES, '<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
                          '<tool_call>{"name": "rm", "arguments": {}}</tool_call>', []),
     "no object": (HERMES, "<tool_call>hello</tool_call>", "<tool_call>hello</tool_call>", []),
@@ -124,8 +125,9 @@ def test_calls_are_told_from_text(name):
 
 
 FRAGMENTS = [
-    *CALLS.values(), "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "}", '"', "\\", " ", "\n", "[",
-    ",", "]", ";", "text", '{"name": "now", "arguments": ', '{"arguments": {}, "name": "now"}', '{"name": "no"}', "é",
+    *CALLS.values(), "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "}", '"', "\\", " ", "\n",
+    "[", ",", "]", ";", "text", '{"name": "now",
+    "arguments": ', '{"arguments": {}, "name": "now"}', '{"name": "no"}', "é",
     '{"name": "' + "x" * 600 + '", "arguments": {}}', "<tool", "_call>",
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, FailFast, Field, WithJsonS
 from optimc.errors import RequestError
 from optimc_runtime.request import MAX_LOGPROBS
 from optimc_runtime.server.protocol.generation import GenerationFields
-from optimc_runtime.server.protocol.parse import Body, Unsupported
+from optimc_runtime.server.protocol.parse import Body, Unsupported, wrong_field
 from optimc_runtime.server.protocol.tools import MAX_TOOLS, NamedTool, Tool, ToolCall
 
 OWN_VARIABLES = frozenset({"messages", "tools", "tokenizer", "add_generation_prompt"})
@@ -98,13 +98,13 @@ class Message(Body):
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls are the assistant's, not the {self.role}'s")
+            raise wrong_field("tool_calls", f"are the assistant's, not the {self.role}'s")
         if self.tool_call_id is not None and self.role != "tool":
-            raise ValueError(f"tool_call_id is for the role tool, not {self.role}")
+            raise wrong_field("tool_call_id", f"is for the role tool, not {self.role}")
         if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a message of the role tool needs tool_call_id")
+            raise wrong_field("tool_call_id", "is missing: it says which call the message answers")
         if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing")
+            raise wrong_field("content", "is missing")
         return self
 
     @property
