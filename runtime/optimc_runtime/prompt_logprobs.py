@@ -64,14 +64,15 @@ def _score(logits: NDArray[np.float32], token_ids: list[int], count: int, first_
     states = [_forced(token_id, min(count, vocab_size), vocab_size) for token_id in token_ids]
     chosen, reports, failure = _native.sample_rows(logits, states)
     if failure is not None:
-        raise EngineError(
-            f"prompt position {first_position + failure[0]}: the logits contain NaN, or no token is possible"
-        )
-    return [
+        position = first_position + failure[0]
+        raise EngineError(f"prompt position {position}: the logits contain NaN, or no token is possible")
+    scored: list[TokenLogprob] = []
+    for token_id, choice, report in zip(token_ids, chosen, reports, strict=True):
+        assert report is not None, "every row reports"
+        logprob, top = report
         # What is impossible cannot be forced.
-        TokenLogprob(token_id, logprob if choice == token_id else -math.inf, tuple(top))
-        for token_id, choice, (logprob, top) in zip(token_ids, chosen, reports, strict=True)
-    ]
+        scored.append(TokenLogprob(token_id, logprob if choice == token_id else -math.inf, tuple(top)))
+    return scored
 
 
 def _forced(token_id: int, count: int, vocab_size: int) -> _native.RowState:
