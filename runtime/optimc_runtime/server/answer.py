@@ -25,7 +25,8 @@ class Answer:
         self.texts.append(output.text)
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+            self.logprobs = self.logprobs or []
+            self.logprobs.extend(output.logprobs)
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.finish_reason = output.finish_reason

@@ -163,12 +163,18 @@ async def _events(
     # With usage asked for, every chunk has the key, null but in the last one.
     chunks = ChoiceEvents({**head, "usage": None} if work.fields.include_usage else head)
     usages: dict[int, Usage] = {}
+
+    def word(index: int, output: RequestOutput) -> bytes:
+        return b"".join(map(chunks.event, shape.chunks(index, output)))
+
     try:
         while outputs:
             ready = b""
             for index, output in outputs:
-                for choice in shape.chunks(index, output):
-                    ready += chunks.event(choice)
+                if output.prompt_logprobs is None:
+                    ready += word(index, output)
+                else:  # thousands of tokens: as in a whole reply
+                    ready += await run_in_threadpool(word, index, output)
                 if output.finish_reason is not None:
                     usages[index] = output.usage
             if ready:
