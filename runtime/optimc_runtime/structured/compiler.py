@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from optimc.errors import RequestError
-from optimc_runtime.structured.grammar import Grammar, reason_of
+from optimc_runtime.structured.grammar import Grammar, next_mask, reason_of
 from optimc_runtime.structured.grammar_spec import GrammarSpec
 from optimc_runtime.tokenizer import Tokenizer
 
@@ -102,17 +102,16 @@ def _compiled(spec: GrammarSpec, vocabulary: LLTokenizer, vocab_size: int) -> Gr
     limits = llguidance.LLParserLimits(
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
-        step_max_items=20_000,
+        step_max_items=5_000,
         max_grammar_size=100_000,
         max_lexer_states=50_000,
         verbose_errors=False,
     )
     matcher = matcher_class(vocabulary, grammar, log_level=0, limits=limits)
-    if not matcher.is_error():
-        # The first mask is the dearest; and a grammar that lets nothing be said is found out here.
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        raise _invalid(spec, reason_of(matcher))
+    # The first mask is the dearest, and it shows a grammar that lets nothing be said.
+    reason = reason_of(matcher) if matcher.is_error() else next_mask(matcher)[1]
+    if reason:
+        raise _invalid(spec, reason)
     return Grammar(matcher, vocab_size, spec.param)
 
 

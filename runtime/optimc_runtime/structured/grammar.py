@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 MAX_REASON_CHARS = 400
 """Of llguidance's words in our errors; it may quote the grammar."""
+
+MAX_MASK_S = 0.05
+"""Processor time that one mask may take: others' tokens wait for it. Usual ones take tens of microseconds; llguidance's
+own limits count steps, which some grammars make dear (`a{100000}`: 43 ms and more each)."""
 
 ALL_TOKENS = np.uint32(0xFFFF_FFFF)
 """A word of a mask that leaves every token."""
@@ -65,12 +70,13 @@ class GrammarState:
     may end. Methods raise RequestError (code "grammar_too_complex") if what may follow cannot be told within limits.
     """
 
-    __slots__ = ("_grammar", "_matcher", "_tokens")
+    __slots__ = ("_grammar", "_matcher", "_reason", "_tokens")
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher = grammar.matcher()
         self._tokens: list[int] = []
+        self._reason = ""
 
     @property
     def param(self) -> str:
@@ -133,9 +139,9 @@ class GrammarState:
         self._take_back(len(path))
 
     def _write_mask(self, into: NDArray[np.uint32]) -> bool:
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        words, self._reason = next_mask(self._matcher)
         into[:] = words[: self._grammar.num_words]
-        return not self._matcher.is_error()
+        return not self._reason
 
     def _take_back(self, count: int) -> None:
         if count and not self._matcher.rollback(count):
@@ -149,7 +155,7 @@ class GrammarState:
 
     def _failure(self) -> RequestError:
         return RequestError(
-            f"{self.param}: the grammar cannot be followed any further: {reason_of(self._matcher)}",
+            f"{self.param}: the grammar cannot be followed any further: {self._reason or reason_of(self._matcher)}",
             param=self.param,
             code="grammar_too_complex",
         )
@@ -157,6 +163,18 @@ class GrammarState:
 
 def _has(mask: NDArray[np.uint32], token_id: int) -> bool:
     return bool(int(mask[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def next_mask(matcher: LLMatcher) -> tuple[NDArray[np.uint32], str]:
+    """Return which tokens may follow, and why it cannot be used, "" if it can."""
+    started_s = time.thread_time()
+    words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+    took_s = time.thread_time() - started_s
+    if matcher.is_error():
+        return words, reason_of(matcher)
+    if took_s > MAX_MASK_S:
+        return words, f"to tell what may follow took {1000 * took_s:.0f} ms; at most {1000 * MAX_MASK_S:.0f} are given"
+    return words, ""
 
 
 def reason_of(matcher: LLMatcher) -> str:

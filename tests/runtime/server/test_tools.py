@@ -125,10 +125,10 @@ def test_calls_are_told_from_text(name):
 
 
 FRAGMENTS = [
-    *CALLS.values(), "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "{", "}", '"', "\\", " ", "\n",
-    "[", ",", "]", ";", "text", '{"name": "now",
-    "arguments": ', '{"arguments": {}, "name": "now"}', '{"name": "no"}', "é",
-    '{"name": "' + "x" * 600 + '", "arguments": {}}', "<tool", "_call>",
+    *CALLS.values(), "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "_call>",
+    "{", "}", '"', "\\", " ", "\n", "[", ",", "]", ";", "text", "é", NOW, '{"name": "no"}',
+    '{"name": "now", "arguments": ', '{"arguments": {}, "name": "now"}',
+    '{"name": "' + "x" * 600 + '", "arguments": {}}',
 ]  # fmt: skip
 
 

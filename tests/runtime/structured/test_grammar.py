@@ -9,6 +9,7 @@ from optimc.errors import RequestError
 from optimc_runtime.request import SamplingParams
 from optimc_runtime.speculate.tree import tree_shape
 from optimc_runtime.structured import compiler
+from optimc_runtime.structured import grammar as grammar_module
 from optimc_runtime.structured.compiler import GrammarCompiler
 from optimc_runtime.structured.grammar import Grammar, check_with_grammar
 from optimc_runtime.structured.grammar_spec import GrammarSpec
@@ -192,6 +193,18 @@ def test_a_guess_behind_which_the_grammar_fails_spoils_nothing_else():
     with pytest.raises(RequestError, match="cannot be followed any further: too many items$") as failure:
         allowed(state)
     assert (failure.value.code, failure.value.param) == ("grammar_too_complex", "grammar")
+
+
+def test_what_takes_too_long_is_refused_where_it_shows(make_grammar, monkeypatch):
+    state = make_grammar("regex", "(ab)+").start()
+    accept(state, b"a")
+    monkeypatch.setattr(grammar_module, "MAX_MASK_S", -1.0)
+    with pytest.raises(RequestError, match=r"took \d+ ms") as failure:
+        allowed(state)
+    assert failure.value.code == "grammar_too_complex"
+    with pytest.raises(RequestError, match=r"took \d+ ms") as refusal:
+        make_grammar("regex", "another")
+    assert refusal.value.code == "invalid_grammar"
 
 
 REFUSED = {
