@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Line:
     reached: bool
 
 
-def measure_ready(plan: Path, folder: Path, sizes: Sizes) -> list[Line]:
+def measure_ready(plan: Path, folder: Path, sizes: Sizes) -> Iterator[Line]:
     """Start a server again and again: seconds to its ready line."""
     times_s = []
     for _ in range(sizes.starts):
@@ -74,14 +74,14 @@ def measure_ready(plan: Path, folder: Path, sizes: Sizes) -> list[Line]:
             server.stop()
     shown = ", ".join(f"{seconds:.2f}" for seconds in times_s)
     worst_s = max(times_s)
-    return [
-        Line(f"seconds to ready, each of {shown}", f"{worst_s:.2f}", f"< {READY_WITHIN_S:g}", worst_s < READY_WITHIN_S)
-    ]
+    what = f"seconds to ready, each of {shown}"
+    yield Line(what, f"{worst_s:.2f}", f"< {READY_WITHIN_S:g}", worst_s < READY_WITHIN_S)
 
 
-def measure_throughput(plan: Path, folder: Path, sizes: Sizes) -> list[Line]:
+def measure_throughput(plan: Path, folder: Path, sizes: Sizes) -> Iterator[Line]:
     """Serve the same prompts through HTTP and in process, in turns: the median ratio of output tokens per second."""
-    return [_compare_throughput(plan, folder, sizes, mode) for mode in MODES]
+    for mode in MODES:
+        yield _compare_throughput(plan, folder, sizes, mode)
 
 
 def _compare_throughput(plan: Path, folder: Path, sizes: Sizes, mode: str) -> Line:
@@ -163,9 +163,8 @@ class Gaps:
     """How long that took."""
 
 
-def measure_gap(plan: Path, folder: Path, sizes: Sizes) -> list[Line]:
+def measure_gap(plan: Path, folder: Path, sizes: Sizes) -> Iterator[Line]:
     """Send one long prompt among running streams: the p99 of their gaps meanwhile, over the median of gaps."""
-    lines = []
     for mode in MODES:
         gaps = Gaps([], [], [])
         with serving(plan, folder, "--speculation", mode) as server:
@@ -181,8 +180,7 @@ def measure_gap(plan: Path, folder: Path, sizes: Sizes) -> list[Line]:
                 f"(TTFT {statistics.median(gaps.prefill_s):.1f} s): p99 {p99_s * 1e3:.1f} ms (n={len(gaps.during)}) "
                 f"over the {name}, {median_s * 1e3:.1f} ms"
             )
-            lines.append(Line(what, f"{p99_s / median_s:.2f}", f"< {GAP_BELOW:g}", p99_s < GAP_BELOW * median_s))
-    return lines
+            yield Line(what, f"{p99_s / median_s:.2f}", f"< {GAP_BELOW:g}", p99_s < GAP_BELOW * median_s)
 
 
 async def _interrupt(server: Server, sizes: Sizes, number: int, gaps: Gaps) -> None:

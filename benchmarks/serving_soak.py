@@ -167,7 +167,7 @@ def judge(
         reasons.update(line["finish_reason"] if _is_many(line) else [line["finish_reason"]])
     # Of a request with three choices the third may find the queue full: refused as a whole, though two had been taken.
     begun = sum(len(line["finish_reason"]) for line in lines if line.get("status") == 429 and _is_many(line))
-    ended = Counter(
+    ended: Counter[str | None] = Counter(
         {
             name: int(metrics[f'optimc_requests_total{{outcome="{name}"}}'])
             for name in ("stop", "length", "abort", "error")
