@@ -18,7 +18,7 @@ SMOOTHING = 0.25
 """Share of the newest value in running means."""
 OUTLIER = 4.0
 """Times what is believed that a single measurement can count for."""
-FIRST_SHARE = 8
+FIRST_SHARE = 4
 """Tokens believed to take as long as a plain step before any chunk was measured: too few, so that chunks grow."""
 
 

@@ -23,6 +23,8 @@ from optimc_runtime.request import SamplingParams
 from optimc_runtime.sampler import SamplingState, sample
 from optimc_runtime.tokenizer import Tokenizer
 
+from .scheduler_rig import Rig
+
 POISON = -1
 
 
@@ -271,6 +273,12 @@ def make_talker(make_engine, byte_tokenizer):
         return engine
 
     return make
+
+
+@pytest.fixture
+def rig(scripted):
+    """Make a `Rig`: scheduler, executor and argmax."""
+    return lambda **options: Rig(scripted, **options)
 
 
 class Inbox:

@@ -5,84 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from optimc_runtime.block_pool import BlockPool
-from optimc_runtime.config import StepLimits
-from optimc_runtime.prefix_cache import PrefixCache, chain_hash
-from optimc_runtime.scheduler import Scheduler
-from optimc_runtime.sequence import Sequence, Status
-
-
-class Rig:
-    """Scheduler, executor and argmax; checks the invariants after every step."""
-
-    def __init__(
-        self,
-        scripted,
-        *,
-        num_blocks=8,
-        block_size=4,
-        max_step_tokens=8,
-        max_seqs=8,
-        max_seq_len=64,
-        cache=True,
-        block_hash=chain_hash,
-        check=True,
-        **options,
-    ):
-        self.limits = StepLimits(max_seq_len, max_step_tokens, max_seqs, block_size, num_blocks)
-        limits = scripted.manifest(max_step_tokens=max_step_tokens, max_seqs=max_seqs, max_seq_len=max_seq_len).limits
-        self.executor = scripted.Executor(num_blocks, block_size, 64, limits)
-        self.pool = BlockPool(num_blocks, block_size)
-        scripted.poison_on_allocate(self.pool, self.executor)
-        prefix_cache = PrefixCache(self.pool, "engine", block_hash) if cache else None
-        self.scheduler = Scheduler(self.limits, self.pool, prefix_cache, **options)
-        self.check = check
-        self.steps = 0
-        self.sequences = []
-
-    def add(self, prompt, count, **options) -> Sequence:
-        order = len(self.sequences)
-        options.setdefault("extras", ())
-        sequence = Sequence(str(order), order, list(prompt), count, **options)
-        self.sequences.append(sequence)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self):
-        step = self.scheduler.schedule()
-        if step is None:
-            return None
-        logits = self.executor.execute(step.plan).logits
-        self.scheduler.commit(step)
-        row = 0
-        for item in step.work:
-            row += item.num_logits
-            if item.num_logits and item.sequence.wants_token:
-                item.sequence.append(int(logits[row - 1].argmax()))
-            if not item.sequence.wants_token:
-                self.scheduler.release(item.sequence)
-        self.steps += 1
-        if self.check:
-            self.scheduler.check_integrity()
-        return step
-
-    def run(self, max_steps=10_000):
-        while self.step() is not None:
-            assert self.steps < max_steps, "no end in sight"
-        self.assert_idle()
-
-    def assert_idle(self):
-        self.scheduler.check_integrity()
-        assert not self.scheduler.has_work
-        assert self.pool.num_available == self.pool.num_blocks
-
-    def work(self, step) -> dict[str, int]:
-        return {item.sequence.request_id: item.num_tokens for item in step.work}
-
-
-@pytest.fixture
-def rig(scripted):
-    return lambda **options: Rig(scripted, **options)
+from optimc_runtime.prefix_cache import chain_hash
+from optimc_runtime.sequence import Status
 
 
 def test_decodes_go_first_then_running_prefills_then_new_ones(rig):
@@ -372,13 +296,13 @@ def test_reset_forgets_prefixes_and_running_sequences_publish_no_more(rig):
     assert r.pool.num_free == 16
 
 
-def test_1000_seeds_of_crowded_pools_all_finish_with_bounded_preemption_and_equal_answers(scripted):
+def test_1000_seeds_of_crowded_pools_all_finish_with_bounded_preemption_and_equal_answers(rig, scripted):
     """Six requests, each needing 60% of the pool: steps and preemptions stay bounded, answers as if alone."""
     alone: dict[tuple[int, int], list[int]] = {}
     preempted = 0
     for seed in range(1000):
         rng = random.Random(seed)
-        r = Rig(scripted, num_blocks=5, max_seqs=6, cache=bool(seed % 2), check=seed % 20 == 0)
+        r = rig(num_blocks=5, max_seqs=6, cache=bool(seed % 2), check=seed % 20 == 0)
         for _ in range(6):
             length = rng.randint(1, 11)
             r.add([rng.randrange(3)] * length, 12 - length)
@@ -395,13 +319,12 @@ def test_1000_seeds_of_crowded_pools_all_finish_with_bounded_preemption_and_equa
 
 
 @pytest.mark.parametrize("constant_hash", [False, True])
-def test_any_limits_any_arrivals_any_ends_keep_the_invariants(scripted, constant_hash):
+def test_any_limits_any_arrivals_any_ends_keep_the_invariants(rig, constant_hash):
     """80 random set-ups: every step is inside its limits (the executor checks), nothing leaks, no wrong history."""
     for seed in range(80):
         rng = random.Random(seed)
         max_seqs = rng.randint(1, 6)
-        r = Rig(
-            scripted,
+        r = rig(
             num_blocks=rng.randint(4, 16),
             block_size=rng.choice([1, 2, 4]),
             max_step_tokens=rng.randint(1, 12),
@@ -424,13 +347,12 @@ def test_any_limits_any_arrivals_any_ends_keep_the_invariants(scripted, constant
         r.run()
 
 
-def test_any_chunking_beside_any_company_gives_the_same_answer(scripted):
+def test_any_chunking_beside_any_company_gives_the_same_answer(rig, scripted):
     prompt = [(7 * i) % 64 for i in range(37)]
     expected = scripted.greedy(prompt, 4)
     for block_size in (1, 4, 16):
         for budget in range(1, 38):
-            r = Rig(
-                scripted,
+            r = rig(
                 num_blocks=160 // block_size,
                 block_size=block_size,
                 max_step_tokens=budget,

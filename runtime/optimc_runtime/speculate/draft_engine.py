@@ -26,8 +26,8 @@ SMOOTHING = 0.2
 
 class DraftEngine:
     """Lets the other model go on greedily. What it computed of a sequence stays in its pool, also guesses that turn out
-    right; others are overwritten. A sequence that finds no room there, is too long, or was not read to its end yet, gets
-    no guess."""
+    right; others are overwritten. A sequence that finds no room there, is too long, or was not read to its end yet,
+    gets no guess."""
 
     name: ProposerName = "draft"
     times_itself = True
