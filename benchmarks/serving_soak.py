@@ -176,7 +176,7 @@ def judge(
     held = total(metrics, "optimc_requests_running") + total(metrics, "optimc_requests_waiting")
     used = round(metrics["optimc_kv_usage_ratio"] * metrics["optimc_kv_blocks"])
     pinned = int(metrics["optimc_prefix_cache_pinned_blocks"])
-    failed = [line for line in lines if line.get("status", 0) >= 500 or line.get("level") in ("ERROR", "CRITICAL")]
+    failed = [line for line in lines if line.get("status", 0) >= 500 or line.get("level") in ("error", "critical")]
     before, after = idle
     finished = sum(count for (_, how), count in soak.outcomes.items() if how == "finished")
     return [

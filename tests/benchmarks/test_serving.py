@@ -164,7 +164,7 @@ def test_a_soak_is_good_if_everything_adds_up():
         ({'optimc_requests_total{outcome="abort"}': 2}, LINES, "accepted choices"),
         ({}, [*LINES, {"answer_id": "d", "status": 200, "finish_reason": None}], "accepted choices"),
         ({}, [*LINES, {"path": "/", "status": 500}], "lines of the log"),
-        ({}, [*LINES, {"level": "ERROR"}], "lines of the log"),
+        ({}, [*LINES, {"level": "error", "event": "stalled"}], "lines of the log"),
     ],
 )
 def test_a_soak_is_bad_if_something_is_left_or_lost(changed, lines, bad):
