@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections that may not stay open without asking anything."""
+"""HTTP/1.1 connections that may not stay open without asking anything, or without reading what they asked for."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
 
 
 class DeadlineProtocol(H11Protocol):
-    """Closes a connection whose request headers are not complete in time, so that slow senders cannot hoard sockets.
+    """Closes a connection whose request headers are not complete in time, and one whose client takes nothing of a reply
+    for too long, so that slow senders and slow readers cannot hoard sockets and answers.
 
     uvicorn itself limits only the idle time between requests.
     """
 
     header_timeout_s = HEADER_TIMEOUT_S
+    read_timeout_s = READ_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None
+    _reading_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so
         """Start the clock."""
@@ -29,9 +33,22 @@ class DeadlineProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         super().connection_lost(exc)
         self._stop()
+        self._stop_reading_clock()
+
+    def pause_writing(self) -> None:
+        """Start a clock: the client reads more slowly than we write, or not at all."""
+        super().pause_writing()
+        if self._reading_deadline is None:
+            # Not closed: that would wait for what is buffered to be read.
+            self._reading_deadline = self.loop.call_later(self.read_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop that clock: most of what was buffered is gone."""
+        super().resume_writing()
+        self._stop_reading_clock()
 
     def _watch(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -43,6 +60,11 @@ class DeadlineProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _stop_reading_clock(self) -> None:
+        if self._reading_deadline is not None:
+            self._reading_deadline.cancel()
+            self._reading_deadline = None
 
     def _expire(self) -> None:
         if self.cycle is None or self.cycle.response_complete:

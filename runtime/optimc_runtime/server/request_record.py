@@ -31,7 +31,7 @@ class RequestRecord:
     _latest: dict[int, RequestOutput] = field(default_factory=dict)
     _has_left: bool = False
 
-    def accepted(self, answer_id: str, *, prompts: int, choices: int, stream: bool, prompt_tokens: int = 0) -> None:
+    def accepted(self, answer_id: str, *, prompts: int, choices: int, stream: bool, prompt_tokens: int) -> None:
         """Note what is to be answered: `choices` per prompt, `prompt_tokens` of all prompts together."""
         self._answer_id, self._prompts, self._choices, self._streams = answer_id, prompts, choices, stream
         self._prompt_tokens = prompt_tokens

@@ -10,6 +10,7 @@ import pytest
 
 from optimc.errors import ConfigError
 from optimc_runtime.server import ServerOptions
+from optimc_runtime.server.app import ROUTES
 from optimc_runtime.server.guard import check_exposure
 from optimc_runtime.server.keys import KeyRing
 
@@ -109,50 +110,43 @@ def test_a_missing_or_unreadable_file_is_one_clear_error(tmp_path):
     assert caught.value.__cause__ is None
 
 
-@pytest.fixture(scope="module")
-def guarded(start_server):
-    # The module's own engine and template: those of the fixtures live for one test.
-    from tests.runtime.server.conftest import ScriptedEngine, TurnTemplate
-
-    with start_server(ScriptedEngine(), TurnTemplate(), ServerOptions(), keys=RING) as served:
+@pytest.fixture
+def guarded(start_server, engine, template):
+    with start_server(engine, template, ServerOptions(), keys=RING) as served:
         yield served
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "wants_key"),
-    [
-        ("POST", "/v1/chat/completions", True),
-        ("POST", "/v1/completions", True),
-        ("POST", "/tokenize", True),
-        ("POST", "/detokenize", True),
-        ("GET", "/v1/models", True),
-        ("GET", "/v1/models/scripted", True),
-        ("GET", "/metrics", True),
-        ("GET", "/dashboard.json", True),
-        ("GET", "/health", False),
-        ("GET", "/health/live", False),
-        ("GET", "/health/ready", False),
-        ("GET", "/openapi.json", False),
-        ("GET", "/", False),
-        ("GET", "/page/app.js", False),
-    ],
-)
-def test_what_is_anybodys_business_and_what_is_not(guarded, error_of, method, path, wants_key):
-    bodies = {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+def test_what_is_anybodys_business_and_what_is_not(guarded, error_of):
+    message = {"role": "user", "content": "hi"}
+    wants_key = {
+        "/v1/chat/completions": {"messages": [message]},
+        "/v1/completions": {"prompt": "hi"},
+        "/tokenize": {"prompt": "hi"},
         "/detokenize": {"tokens": [20]},
+        "/v1/models": None,
+        "/v1/models/scripted": None,
+        "/metrics": None,
+        "/dashboard.json": None,
     }
-    body = bodies.get(path, {"prompt": "hi"}) if method == "POST" else None
-    for headers in ({}, {"Authorization": "Bearer somebody-elses-0123456789"}):
-        reply = guarded.http.request(method, path, json=body, headers=headers)
-        if wants_key:
-            assert reply.status_code == 401
+    open_to_all = ["/health", "/health/live", "/health/ready", "/openapi.json", "/", "/page/app.js"]
+
+    def ask(path, headers):
+        body = wants_key.get(path)
+        return guarded.http.request("POST" if body else "GET", path, json=body, headers=headers)
+
+    stranger, bob = {"Authorization": "Bearer somebody-elses-0123456789"}, {"Authorization": f"Bearer {BOB}"}
+    for path in wants_key:
+        for headers in ({}, stranger):
+            reply = ask(path, headers)
+            assert reply.status_code == 401, path
             assert reply.headers["www-authenticate"] == "Bearer"
             assert error_of(reply)["code"] == "invalid_api_key"
-        else:
-            assert reply.status_code == 200
-    reply = guarded.http.request(method, path, json=body, headers={"Authorization": f"Bearer {BOB}"})
-    assert reply.status_code == 200, reply.text
+        assert ask(path, bob).status_code == 200, path
+    for path in open_to_all:
+        assert [ask(path, headers).status_code for headers in ({}, stranger, bob)] == [200] * 3, path
+    routes = {path for _, path, _ in ROUTES}
+    asked = {"/v1/models/{model:path}", "/page/{name}", *wants_key, *open_to_all}
+    assert routes <= asked, "a new route is of one kind or the other"
 
 
 def test_the_engine_hears_on_whose_behalf(guarded):

@@ -7,10 +7,12 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from optimc_runtime.server import ServerOptions
+from optimc_runtime.server.connection import DeadlineProtocol
 
 MIB = 1024 * 1024
 
@@ -82,8 +84,6 @@ def test_a_body_that_never_ends_is_given_up(start_server, engine, template):
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "])
 def test_a_connection_that_asks_nothing_is_closed(start_server, engine, template, monkeypatch, sent):
-    from optimc_runtime.server.connection import DeadlineProtocol
-
     monkeypatch.setattr(DeadlineProtocol, "header_timeout_s", 0.4)
     with start_server(engine, template, ServerOptions()) as served, served.connect() as connection:
         started = time.monotonic()
@@ -107,8 +107,6 @@ def _drip(connection: socket.socket) -> None:
 
 
 def test_a_slow_answer_is_not_mistaken_for_a_slow_question(start_server, engine, template, script, monkeypatch):
-    from optimc_runtime.server.connection import DeadlineProtocol
-
     monkeypatch.setattr(DeadlineProtocol, "header_timeout_s", 0.2)
     engine.script = script(pieces=["a"] * 5, delay_s=0.1)
     with start_server(engine, template, ServerOptions()) as served:
@@ -148,3 +146,51 @@ def test_choices_that_fit_are_withdrawn_when_one_does_not(served, script, stream
     assert served.chat("hi", n=3, stream=stream).status_code == 429
     assert len(served.engine.submitted) == 2
     assert all(entry.aborted.wait(1) for entry in served.engine.submitted)
+
+
+@pytest.fixture
+def unread(start_server, engine, template, script, monkeypatch):
+    """A connection that asked for 0.5 MB, and 0.1 MB at most of room for it on the way."""
+
+    def connection_made(protocol, transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        made(protocol, transport)
+
+    made = DeadlineProtocol.connection_made
+    monkeypatch.setattr(DeadlineProtocol, "connection_made", connection_made)
+    monkeypatch.setattr(DeadlineProtocol, "read_timeout_s", 1.0)
+    engine.script = script(pieces=["a" * 100] * 30)
+    body = b'{"prompt": "a", "stream": true, "logprobs": 5, "max_tokens": 3000}'
+    with start_server(engine, template, ServerOptions()) as served, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        connection.connect(served.address)
+        connection.settimeout(20)
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
+        yield connection
+
+
+def test_a_client_that_does_not_read_is_cut_off(unread, caplog):
+    caplog.set_level("INFO", logger="optimc.requests")
+    deadline = time.monotonic() + 20
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert caplog.records, "the reply still waits for its reader"
+    received = b""
+    with suppress(ConnectionResetError):
+        while part := unread.recv(65536):
+            received += part
+    assert b"[DONE]" not in received
+
+
+def test_a_slow_reader_gets_everything(unread):
+    received = b""
+    started = time.monotonic()
+    while part := unread.recv(16 * 1024):
+        received += part
+        time.sleep(0.05)
+    assert time.monotonic() - started > 1.0, "longer than a client may read nothing"
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"data: [DONE]\n\n" in received
