@@ -61,7 +61,8 @@ class Rig:
         for item in step.work:
             sequence = item.sequence
             row += item.num_logits
-            if item.tree is None and item.num_logits and sequence.wants_token:
+            is_complete = item.tree is None and sequence.num_computed == sequence.num_tokens
+            if is_complete and sequence.wants_token:
                 sequence.append(int(logits[row - 1].argmax()))
             if not sequence.wants_token and sequence.num_computed >= sequence.num_tokens - 1:
                 self.scheduler.release(sequence)
