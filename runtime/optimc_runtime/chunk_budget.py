@@ -16,8 +16,9 @@ MOST_UNMEASURED = 64
 """After so many answers without a plain step of as many sequences, one is asked for."""
 SMOOTHING = 0.25
 """Share of the newest value in running means."""
-OUTLIER = 4.0
-"""Times what is believed that a single measurement can count for."""
+LITTLE, MUCH = 1.5, 2.0
+"""Times what is believed, up or down, that a single measurement can count for: more where that makes chunks smaller.
+On a machine that does other things too, means without such bounds would be of its hiccups."""
 FIRST_SHARE = 4
 """Tokens believed to take as long as a plain step before any chunk was measured: too few, so that chunks grow."""
 
@@ -59,18 +60,19 @@ class ChunkBudget:
         bucket = num_decodes.bit_length()
         if chunk_tokens == 0:
             self._unmeasured[bucket] = 0
-            self._plain_s[bucket] = _mean(self._plain_s.get(bucket), execute_s)
+            self._plain_s[bucket] = _mean(self._plain_s.get(bucket), execute_s, down=MUCH, up=LITTLE)
         elif num_decodes == 0:
             if self._token_s is None:
                 self._token_s = execute_s / chunk_tokens
         elif (plain_s := self._plain_s.get(bucket)) is not None:
             believed_s = plain_s / FIRST_SHARE if self._token_s is None else self._token_s
-            self._token_s = _mean(believed_s, (execute_s - plain_s) / chunk_tokens)
+            self._token_s = _mean(believed_s, (execute_s - plain_s) / chunk_tokens, down=LITTLE, up=MUCH)
 
 
-def _mean(believed: float | None, measured: float) -> float:
-    """Return the running mean of positive values."""
+def _mean(believed: float | None, measured: float, *, down: float, up: float) -> float:
+    """Return the running mean of positive values, each taken for at least `believed / down` and at most `believed *
+    up`."""
     if believed is None:
         return measured
-    measured = min(max(measured, believed / OUTLIER), OUTLIER * believed)
+    measured = min(max(measured, believed / down), believed * up)
     return believed + SMOOTHING * (measured - believed)

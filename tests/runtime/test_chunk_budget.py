@@ -50,7 +50,7 @@ def test_a_plain_step_that_failed_holds_nobody_up():
 
 def test_few_decodes_do_not_mind_a_step_of_the_floor():
     seconds = machine(2e-3, 0.0, 1e-4)
-    chunks = {decodes: drive(ChunkBudget(2.0), seconds, decodes, 60)[-1][0] for decodes in (1, 2, 15)}
+    chunks = {decodes: drive(ChunkBudget(2.0), seconds, decodes, 120)[-1][0] for decodes in (1, 2, 15)}
     assert chunks[1] == pytest.approx(130, abs=2)  # 15 ms
     assert chunks[2] == pytest.approx(55, abs=2)  # 7.5 ms
     assert chunks[15] == pytest.approx(20, abs=2)  # twice 2 ms
@@ -59,7 +59,7 @@ def test_few_decodes_do_not_mind_a_step_of_the_floor():
 def test_it_follows_a_machine_that_slows_down_and_one_odd_step_changes_little():
     budget = ChunkBudget(2.0, floor_s=0.0)
     fast, slow = machine(5e-3, 0.0, 5e-5), machine(5e-3, 0.0, 5e-4)
-    before = drive(budget, fast, 8, 60)[-1][0]
+    before = drive(budget, fast, 8, 120)[-1][0]
     assert before == pytest.approx(100, abs=3)
     budget.learn(8, before, 1.0)
     assert budget.tokens(8) > before / 2

@@ -19,6 +19,17 @@ def test_all_faults_are_reported_at_once():
     ]
 
 
+def test_options_of_scheduling_are_checked():
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(policy="sjf", ageing_s=0, gap_factor=1, ttft_slo_s=-1)
+    assert [fault.where for fault in caught.value.faults] == ["policy", "ageing_s", "gap_factor", "ttft_slo_s"]
+    assert "one of fcfs, shortest-prompt, priority, got 'sjf'" in str(caught.value)
+    for options in ({"ageing_s": float("nan")}, {"gap_factor": float("inf")}, {"gap_factor": -1}, {"ttft_slo_s": True}):
+        with pytest.raises(ConfigError):
+            EngineConfig(**options)
+    assert EngineConfig(gap_factor=0, ttft_slo_s=0.5).policy == "fcfs"
+
+
 def test_options_beyond_the_plan_are_refused_in_words(scripted):
     manifest = scripted.manifest(max_seq_len=64, max_seqs=3, max_step_tokens=16)
     config = EngineConfig(max_seq_len=128, max_seqs=4, max_step_tokens=17)

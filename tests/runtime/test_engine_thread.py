@@ -1,5 +1,6 @@
 """Starting, stopping, sleeping, and callers on other threads."""
 
+import math
 import random
 import threading
 import time
@@ -88,17 +89,56 @@ def test_health_is_forward_progress(make_engine, drive):
     with engine:
         time.sleep(0.06)
         assert engine.is_healthy(0.05)  # idle, however long
+        assert engine.stalled_s() == 0
         engine.executor.before_step = block
         inbox = drive.submit(engine, [1], drive.greedy(2))
         assert engine.is_healthy(5)
         assert blocked.wait(5)
         time.sleep(0.06)
         assert not engine.is_healthy(0.05)
+        assert engine.stalled_s() >= 0.06
         release.set()
         deadline = time.monotonic() + 5
         while inbox.reason is None and time.monotonic() < deadline:
             time.sleep(0.001)
         assert engine.is_healthy(0.05)
+
+
+def test_a_stall_is_told_whatever_holds_the_lock_and_while_draining(make_engine, drive):
+    engine = make_engine()
+    blocked, release = threading.Event(), threading.Event()
+
+    def block(plan):
+        blocked.set()
+        release.wait(10)
+
+    engine.executor.before_step = block
+    engine.start()
+    inbox = drive.submit(engine, [1], drive.greedy(2))
+    assert blocked.wait(5)
+    closing = threading.Thread(target=engine.close, kwargs={"drain": True})
+    closing.start()
+    with engine._worker._wake:
+        asked = []
+        asking = threading.Thread(target=lambda: asked.append(engine.stalled_s()))
+        asking.start()
+        asking.join(5)
+    assert asked
+    assert asked[0] > 0
+    release.set()
+    closing.join(10)
+    assert inbox.reason == "length"
+    assert engine.stalled_s() == 0
+
+
+def test_a_broken_loop_is_stalled_for_ever(make_engine, drive):
+    engine = make_engine()
+    engine._loop.step = None
+    with engine:
+        inbox = drive.submit(engine, [1], drive.greedy(2))
+        engine._worker.thread.join(5)
+        assert inbox.reason == "error"
+        assert engine.stalled_s() == math.inf
 
 
 def test_submissions_and_aborts_from_many_threads(make_engine, scripted, drive):

@@ -49,9 +49,9 @@ def test_what_is_accepted_fits_beside_the_pins(engine, drive, scripted):
     assert engine.max_request_tokens == 48
     with pytest.raises(RequestError, match="49 tokens; the limit is 48 tokens"):
         drive.submit(engine, [1] * 30, drive.greedy(19))
-    prompts = [[i] * 30 for i in range(6)]
-    answers = engine.generate(prompts, drive.greedy(18))
-    assert [list(each.token_ids) for each in answers] == [scripted.greedy(prompt, 18) for prompt in prompts]
+    prompts = [[i] * 10 for i in range(6)]
+    answers = engine.generate(prompts, drive.greedy(38))
+    assert [list(each.token_ids) for each in answers] == [scripted.greedy(prompt, 38) for prompt in prompts]
     assert engine.stats().preemptions > 0
     engine.scheduler.check_integrity()
 
