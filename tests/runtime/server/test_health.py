@@ -117,6 +117,53 @@ def test_a_running_server_watches_its_engine(start_server, engine, template, cap
         assert events == ["stalled"]
 
 
+def test_a_step_that_hangs_is_seen_by_probes_metrics_and_the_log(start_server, real, caplog):
+    reached, release = threading.Event(), threading.Event()
+
+    def hang(_plan):
+        reached.set()
+        assert release.wait(20), "nobody let the engine go on"
+
+    real.executor.before_step = hang
+    replies = []
+    with start_server(real.engine, None, ServerOptions(stall_threshold_s=0.2)) as served:
+        assert served.http.get("/health/live").status_code == 200
+        post = partial(httpx.post, f"{served.url}/v1/completions", trust_env=False, timeout=20)
+        asking = threading.Thread(target=lambda: replies.append(post(json={"prompt": "hi", "max_tokens": 3})))
+        asking.start()
+        assert reached.wait(10)
+        deadline = time.monotonic() + 10
+        while not (stalls := _events(caplog, "stalled")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert served.http.get("/health/live").json()["status"] == "stalled"
+        assert served.http.get("/health/ready").status_code == 503
+        assert served.metric("optimc_step_stalled_seconds") > 0.2
+        assert (stalls[0]["running"], stalls[0]["steps"]) == (1, 0)
+        release.set()
+        asking.join(10)
+        assert replies[0].json()["usage"]["completion_tokens"] == 3
+        assert served.http.get("/health/live").status_code == 200
+        assert len(_events(caplog, "stalled")) == 1
+
+
+def _events(caplog, event):
+    return [record.msg.fields for record in caplog.records if getattr(record.msg, "event", None) == event]
+
+
+def test_a_step_that_fails_takes_its_requests_and_nothing_else(real, caplog):
+    caplog.set_level(logging.INFO)
+    ask = {"prompt": "hi", "max_tokens": 8, "temperature": 0}
+    before = real.http.post("/v1/completions", json=ask)
+    real.fail_in(3)
+    failed = real.http.post("/v1/completions", json=ask)
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_error")
+    assert real.http.get("/health/ready").status_code == 200
+    after = real.http.post("/v1/completions", json=ask)
+    assert after.json()["choices"] == before.json()["choices"]
+    statuses = [(line["status"], line["finish_reason"]) for line in _events(caplog, "request")]
+    assert statuses == [(200, "length"), (500, "error"), (200, "length")]
+
+
 def test_a_whole_answer_out_of_time_is_a_504_and_stops(start_server, engine, template, script, error_of):
     engine.script = script(pieces=["a"] * 1000, delay_s=0.05)
     with start_server(engine, template, ServerOptions(request_timeout_s=0.3)) as served:
