@@ -20,6 +20,8 @@ MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
 MAX_STOP_LENGTH = 256
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
+MIN_FACTOR = 1e-6
+"""Smallest top_p and repetition_penalty: the sampler computes in float32, where far smaller ones are 0."""
 
 
 def _check(ok: bool, param: str, value: object, rule: str) -> None:
@@ -94,13 +96,13 @@ class SamplingParams:
         _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
         _check(0 <= self.temperature <= 100, "temperature", self.temperature, "between 0 and 100")
         _check(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 keeps all)")
-        _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _check(MIN_FACTOR <= self.top_p <= 1, "top_p", self.top_p, f"at least {MIN_FACTOR:g} and at most 1")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
         _check(
-            0 < self.repetition_penalty <= 100,
+            MIN_FACTOR <= self.repetition_penalty <= 100,
             "repetition_penalty",
             self.repetition_penalty,
-            "above 0, at most 100",
+            f"at least {MIN_FACTOR:g} and at most 100",
         )
         _check(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "between -2 and 2")
         _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "between -2 and 2")

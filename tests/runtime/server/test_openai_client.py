@@ -229,3 +229,10 @@ def test_a_text_is_tokenized_as_the_model_is_given_it(real):
     assert real.eos not in chat["tokens"], "a user's text formed a control token"
     reply = real.client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
     assert reply.usage.prompt_tokens == chat["count"]
+
+
+def test_the_smallest_values_that_are_taken_can_be_sampled_with(real):
+    small = {"top_p": 1e-6, "extra_body": {"repetition_penalty": 1e-6, "min_p": 1e-320}}
+    assert len(ask(real, "completions", max_tokens=20, **small).choices[0].text) == 20
+    text = ask(real, "completions", max_tokens=20, **{**small, "temperature": 1e-320}).choices[0].text
+    assert len(text) == 20

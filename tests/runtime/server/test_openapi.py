@@ -117,6 +117,7 @@ BODIES = {
     ),
     "five stops": (CompletionRequest, {"prompt": "a", "stop": list("abcde")}),
     "hot": (CompletionRequest, {"prompt": "a", "temperature": 101}),
+    "nothing left": (CompletionRequest, {"prompt": "a", "top_p": 0}),
     "urgent": (CompletionRequest, {"prompt": "a", "priority": -101}),
     "unknown": (CompletionRequest, {"prompt": "a", "x": 1}),
     "unsupported": (CompletionRequest, {"prompt": "a", "suffix": "b"}),

@@ -15,6 +15,7 @@ from optimc_runtime.request import (
     MAX_PRIORITY,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
+    MIN_FACTOR,
     MIN_PRIORITY,
     SPECULATIONS,
     SamplingParams,
@@ -114,10 +115,10 @@ class GenerationFields(StructuredFields):
     """No EOS, stop token or stop string before so many tokens."""
     temperature: Annotated[float, _between(0, 100)] = 1.0
     """0 takes the likeliest token every time."""
-    top_p: Annotated[float, _between(0, 1)] = 1.0
+    top_p: Annotated[float, _between(MIN_FACTOR, 1)] = 1.0
     top_k: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})] = 0
     min_p: Annotated[float, _between(0, 1)] = 0.0
-    repetition_penalty: Annotated[float, _between(0, 100)] = 1.0
+    repetition_penalty: Annotated[float, _between(MIN_FACTOR, 100)] = 1.0
     presence_penalty: Annotated[float, _between(-2, 2)] = 0.0
     frequency_penalty: Annotated[float, _between(-2, 2)] = 0.0
     logit_bias: Annotated[dict[int, float], BeforeValidator(_token_biases), WithJsonSchema(BIAS_SCHEMA)] = Field(
