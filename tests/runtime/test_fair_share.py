@@ -27,16 +27,27 @@ def test_a_flood_of_one_tenant_hardly_delays_another(rig):
     places = [order.index(each) for each in late]
     assert places[0] <= sum(each.status is not Status.WAITING for each in flood[:5]) + 1
     assert places[2] - places[0] <= 5  # every other one is the flood's
+    assert not r.scheduler._fair_share.is_contended  # the flood is alone again
     r.run()
 
 
 def test_turns_are_counted_in_tokens_of_prompt_and_output(rig):
     """A's requests cost three times B's: B gets three for each of A's."""
     r = rig(num_blocks=64, max_seqs=1, max_step_tokens=32, cache=False)
-    large = [r.add([i] * 20, 8, tenant="a") for i in range(10)]  # 20 + 2 x 8 = 36
-    small = [r.add([i] * 6, 3, tenant="b") for i in range(30)]  # 6 + 2 x 3 = 12
+    large = [r.add([i] * 4, 16, tenant="a") for i in range(10)]  # 4 + 2 x 16 = 36
+    small = [r.add([i] * 10, 1, tenant="b") for i in range(30)]  # 10 + 2 x 1 = 12
     order = admitted(r, large + small)[:20]
     assert 4 <= sum(each.tenant == "a" for each in order) <= 6
+
+
+def test_those_admitted_in_one_step_are_of_both(rig):
+    r = rig(num_blocks=64, max_seqs=4, max_step_tokens=32)
+    for tenant in ("a", "b"):
+        for i in range(6):
+            r.add([i, 1], 2, tenant=tenant)
+    r.step()
+    assert [each.tenant for each in r.scheduler.running] == ["a", "a", "b", "b"]
+    r.run()
 
 
 def test_one_tenant_is_served_as_if_there_were_none(rig):
