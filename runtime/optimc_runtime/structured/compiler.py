@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from optimc.errors import RequestError
 from optimc_runtime.structured.grammar import Grammar, next_mask, reason_of
-from optimc_runtime.structured.grammar_spec import GrammarSpec
+from optimc_runtime.structured.grammar_spec import ONE_SPELLING, GrammarSpec
 from optimc_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -19,6 +21,13 @@ MAX_GRAMMARS = 64
 
 MAX_TEXT_BYTES = 64 << 10
 MAX_REGEX_BYTES = 8 << 10
+
+
+_HEADER = '%llguidance {"no_forcing": true}\n'
+"""Not to look ahead for text that is certain: where a grammar leaves one token for ever, as `/a+/ /a+/ "x"` does, that
+never ends."""
+
+_OPTIONS = re.compile(r"%\s*llguidance")
 
 
 class GrammarCompiler:
@@ -85,19 +94,9 @@ def _compiled(spec: GrammarSpec, vocabulary: LLTokenizer, vocab_size: int) -> Gr
     size = len(spec.text.encode(errors="surrogatepass"))
     if size > limit:
         raise _invalid(spec, f"{size:,} bytes; at most {limit:,} are taken")
-    matcher_class = llguidance.LLMatcher
     try:
-        if spec.kind == "regex":
-            grammar = matcher_class.grammar_from_regex(spec.text)
-        elif spec.kind == "lark":
-            grammar = matcher_class.grammar_from_lark(spec.text)
-        else:
-            schema = '{"type": "object"}' if spec.kind == "json_object" else spec.text
-            # One spelling of JSON, the one models write: a model that is free to could write spaces for ever.
-            grammar = matcher_class.grammar_from_json_schema(
-                schema, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-            )
-    except ValueError as error:  # text that is no Unicode, or no JSON
+        grammar = _HEADER + _rules(spec)
+    except ValueError as error:  # no JSON, or text that is no Unicode
         raise _invalid(spec, str(error)) from None
     limits = llguidance.LLParserLimits(
         initial_lexer_fuel=500_000,
@@ -107,12 +106,28 @@ def _compiled(spec: GrammarSpec, vocabulary: LLTokenizer, vocab_size: int) -> Gr
         max_lexer_states=50_000,
         verbose_errors=False,
     )
-    matcher = matcher_class(vocabulary, grammar, log_level=0, limits=limits)
+    matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
     # The first mask is the dearest, and it shows a grammar that lets nothing be said.
     reason = reason_of(matcher) if matcher.is_error() else next_mask(matcher)[1]
     if reason:
         raise _invalid(spec, reason)
     return Grammar(matcher, vocab_size, spec.param)
+
+
+def _rules(spec: GrammarSpec) -> str:
+    """Return the grammar in Lark. Raises ValueError if its text cannot be that of its kind."""
+    import llguidance
+
+    if spec.kind == "regex":
+        return f"start: /{llguidance.regex_to_lark(spec.text, '')}/"
+    if spec.kind == "lark":
+        if _OPTIONS.search(spec.text):
+            raise ValueError("options of llguidance are not for the request to set")
+        return spec.text
+    schema = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.text)
+    if not isinstance(schema, dict):
+        raise ValueError("a schema must be a JSON object")
+    return f"start: %json {json.dumps({**schema, 'x-guidance': ONE_SPELLING})}"
 
 
 def _invalid(spec: GrammarSpec, reason: str) -> RequestError:

@@ -20,8 +20,8 @@ MAX_REASON_CHARS = 400
 """Of llguidance's words in our errors; it may quote the grammar."""
 
 MAX_MASK_S = 0.05
-"""Processor time that one mask may take: others' tokens wait for it. Usual ones take tens of microseconds; llguidance's
-own limits count steps, which some grammars make dear (`a{100000}`: 43 ms and more each)."""
+"""Processor time that one mask may take, for others' tokens wait for it. Usual ones take tens of microseconds; the
+limits llguidance has itself count steps of its own, whatever they take."""
 
 ALL_TOKENS = np.uint32(0xFFFF_FFFF)
 """A word of a mask that leaves every token."""

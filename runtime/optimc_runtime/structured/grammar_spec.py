@@ -7,6 +7,10 @@ from typing import Literal
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
+ONE_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The `x-guidance` of every schema. JSON is spelled as models write it anyway: one that is free to could write spaces
+for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:

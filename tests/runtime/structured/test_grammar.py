@@ -212,8 +212,8 @@ REFUSED = {
     "regex with an open class": ("regex", "[", "unclosed character class"),
     "long regex": ("regex", "a" * 9000, "9,000 bytes; at most 8,192"),
     "long schema": ("json_schema", '{"description": "' + "x" * 70_000 + '"}', "at most 65,536"),
-    "no JSON": ("json_schema", "{", "EOF"),
-    "list for a schema": ("json_schema", "[]", "object schema"),
+    "no JSON": ("json_schema", "{", "Expecting"),
+    "list for a schema": ("json_schema", "[]", "must be a JSON object"),
     "unknown type": ("json_schema", '{"type": "nope"}', "Invalid type"),
     "uniqueItems": ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
     "remote reference": ("json_schema", '{"$ref": "http://example.org/a"}', "does not fetch"),
@@ -228,6 +228,8 @@ REFUSED = {
     "unknown rule": ("lark", "start: x", "unknown name"),
     "token outside": ("lark", "start: <[9999]>", "too large"),
     "no grammar": ("lark", "hello", ""),
+    "options": ("lark", '% llguidance {"no_forcing": false}\nstart: "a"', "not for the request to set"),
+    "a grammar of grammars": ("lark", '{"grammars": [{"lark_grammar": "start: /a/"}]}', ""),
     "no Unicode": ("regex", "a\ud800", ""),
 }
 
@@ -249,6 +251,8 @@ HOSTILE = {
     "star of star": ("regex", "((((a*)*)*)*)*b"),
     "many alternatives": ("regex", "(a|aa)*" * 100),
     "long repeat": ("regex", "a{100000}"),
+    "one token for ever": ("lark", 'start: /a+/ /a+/ "x"'),
+    "one array for ever": ("json_schema", '{"type": "array", "items": {"$ref": "#"}, "minItems": 1}'),
     "left recursion": ("lark", 'start: start "a" | "b"'),
     "many names": ("json_schema", '{"enum": [' + ", ".join(f'"name{i}"' for i in range(4500)) + "]}"),
     "many items": ("json_schema", '{"type": "array", "minItems": 100000, "items": {"type": "string"}}'),

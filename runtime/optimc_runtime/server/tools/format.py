@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from optimc_runtime.server.tools.parser import CallSyntax, ToolParser
+from optimc_runtime.structured.grammar_spec import ONE_SPELLING
 
 Function = Mapping[str, Any]
 """A function as the client describes it: name, description, parameters."""
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-_ONE_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class SpecialTokens(Protocol):
@@ -48,7 +47,7 @@ class ToolFormat:
         lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(functions))))
         for index, function in enumerate(functions):
             head = json.dumps(f'{{"name": "{function["name"]}", "{self.arguments_key}": ')
-            schema = {"type": "object", **(function.get("parameters") or NO_PARAMETERS), "x-guidance": _ONE_SPELLING}
+            schema = {"type": "object", **(function.get("parameters") or NO_PARAMETERS), "x-guidance": ONE_SPELLING}
             lines.append(f'call_{index}: {head} arguments_{index} "}}"')
             lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
         return "\n".join(lines)
