@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optimc_runtime.chat_template import ChatTemplate
 from optimc_runtime.server import ServerOptions
 from optimc_runtime.server.tools.detect import FORMATS, format_of
 from optimc_runtime.server.tools.hermes import HERMES
@@ -178,6 +179,20 @@ def test_what_the_grammar_lets_be_written_is_read_as_calls(byte_tokenizer, name,
 def test_the_format_is_the_one_the_template_writes(source, expected):
     found = format_of(source)
     assert (None if found is None else found.name) == expected
+
+
+def test_a_template_shows_tools_if_it_reads_the_variable():
+    assert all(ChatTemplate(source).supports_tools for source in SOURCES.values())
+    assert not ChatTemplate("{% set tools = 1 %}{{ tools }} {{ messages[0].tools }} 'tools'").supports_tools
+
+
+def test_tools_count_towards_what_cannot_fit(taught, error_of):
+    with taught("hermes") as served:
+        served.engine.max_seq_len = 64
+        refused = served.chat("hi", tools=function(description="x" * 60_000))
+        assert refused.status_code == 400
+        assert error_of(refused)["code"] == "context_length_exceeded"
+        assert served.template.seen == [], "it was not even rendered"
 
 
 @pytest.mark.parametrize("stream", [False, True])
