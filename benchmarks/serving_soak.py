@@ -176,7 +176,7 @@ def judge(
     held = total(metrics, "optimc_requests_running") + total(metrics, "optimc_requests_waiting")
     used = round(metrics["optimc_kv_usage_ratio"] * metrics["optimc_kv_blocks"])
     pinned = int(metrics["optimc_prefix_cache_pinned_blocks"])
-    failed = [line for line in lines if line.get("status", 0) >= 500 or line.get("level") in ("error", "critical")]
+    failed = [line for line in lines if _tells_of_failure(line)]
     before, after = idle
     finished = sum(count for (_, how), count in soak.outcomes.items() if how == "finished")
     return [
@@ -203,6 +203,10 @@ def judge(
     ]
 
 
+def _tells_of_failure(line: dict[str, Any]) -> bool:
+    return line.get("status", 0) >= 500 or line.get("level") in ("error", "critical")
+
+
 def _is_many(line: dict[str, Any]) -> bool:
     return isinstance(line.get("finish_reason"), list)
 
@@ -225,6 +229,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         soak, metrics, lines, idle = _soak(options, Path(folder), minutes)
     verdicts = judge(soak, metrics, lines, idle)
+    soak.wrong += [f"log: {line}" for line in lines if _tells_of_failure(line)]
     for verdict in verdicts:
         print(f"{verdict.what}: {verdict.found} ({mark(verdict.is_good)})")
     print("\n".join(soak.wrong[:20]))
