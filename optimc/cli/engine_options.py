@@ -29,14 +29,15 @@ def load_engine(
     max_queued_tokens: int | None = None,
     policy: PolicyName = "fcfs",
     ageing_s: float = 10.0,
-    gap_factor: float = 2.0,
+    gap_factor: float = 0.0,
     ttft_slo_ms: float | None = None,
     speculation: SpeculationOptions | None = None,
     trust: bool = False,
 ) -> Engine:
     """Load a plan, opened or to be opened, and start its engine. Raises PlanError or ConfigError in words.
 
-    With speculation, the engine first takes a moment to measure its steps.
+    With speculation, the engine first takes a moment to measure its steps. Chunks of prompts are cut for nobody unless
+    `gap_factor` says so: where nobody reads along, what is computed must not depend on time.
     """
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
