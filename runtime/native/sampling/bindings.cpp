@@ -1,7 +1,6 @@
-// Python face of the sampling kernels: checks shapes, dtypes and ids, releases the GIL.
+// Python face of sampling: checks shapes, dtypes and ids, releases the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -9,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <new>
 #include <optional>
 #include <span>
@@ -19,15 +17,10 @@
 #include <vector>
 
 #include "require.h"
-#include "sampling/cutoff.h"
-#include "sampling/draw.h"
-#include "sampling/philox.h"
-#include "sampling/row_max.h"
+#include "sampling/arrays.h"
 #include "sampling/row_state.h"
 #include "sampling/sample_row.h"
 #include "sampling/sample_tree.h"
-#include "sampling/softmax.h"
-#include "sampling/top_logits.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,39 +29,13 @@ namespace optimc {
 
 namespace {
 
-template <typename T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Row = Vector<float>;
 using Masks = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-template <typename T>
-using Output = nb::ndarray<nb::numpy, T>;
-
-template <typename T>
-Output<T> make_output(std::vector<T>&& values, std::initializer_list<std::size_t> shape) {
-    auto owned = std::make_unique<std::vector<T>>(std::move(values));
-    T* data = owned->data();
-    nb::capsule owner(owned.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return Output<T>(data, shape, owner);
-}
-
-template <typename T>
-void require_length(const Vector<T>& values, std::size_t length, const char* name) {
-    require(values.shape(0) == length, std::string(name) + ": length " + std::to_string(values.shape(0)) + ", want " +
-                                           std::to_string(length));
-}
 
 std::vector<std::int32_t> checked_ids(const Vector<std::int32_t>& ids, std::int32_t vocab, const char* name) {
     const std::span<const std::int32_t> given(ids.data(), ids.shape(0));
     const bool in_range = std::all_of(given.begin(), given.end(), [=](std::int32_t id) { return 0 <= id && id < vocab; });
     require(in_range, std::string(name) + ": ids must be in [0, " + std::to_string(vocab) + ")");
     return {given.begin(), given.end()};
-}
-
-std::int32_t checked_vocab(std::size_t size) {
-    require(size > 0 && size < (1u << 30), "the vocabulary must be in [1, 2^30)");
-    return static_cast<std::int32_t>(size);
 }
 
 void make_state(RowState* place, std::size_t vocab_size, float temperature, std::int32_t top_k, float top_p, float min_p,
@@ -292,103 +259,11 @@ SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> stat
     return {std::move(emitted), std::move(paths), std::move(last_rows), std::move(reports), std::move(statuses)};
 }
 
-std::int32_t vocab_of(const Row& row) { return checked_vocab(row.shape(0)); }
-
-// The kernels one by one, each beside its scalar reference, for tests.
-void bind_kernels(nb::module_& m) {
-    const auto bind_max = [&m](const char* name, auto kernel) {
-        m.def(
-            name,
-            [kernel](Row row) {
-                const RowMax best = kernel(row.data(), vocab_of(row));
-                return std::tuple(best.value, best.token, best.has_nan);
-            },
-            "row"_a.noconvert());
-    };
-    bind_max("row_max", row_max);
-    bind_max("row_max_reference", row_max_reference);
-
-    const auto bind_weights = [&m](const char* name, auto kernel) {
-        m.def(
-            name,
-            [kernel](Row row, float max, float temperature) {
-                std::vector<float> weights(row.shape(0));
-                kernel(row.data(), vocab_of(row), max, temperature, weights.data());
-                return make_output(std::move(weights), {row.shape(0)});
-            },
-            "row"_a.noconvert(), "max"_a, "temperature"_a);
-    };
-    bind_weights("softmax_weights", softmax_weights);
-    bind_weights("softmax_weights_reference", softmax_weights_reference);
-
-    const auto bind_sum = [&m](const char* name, auto kernel) {
-        m.def(
-            name, [kernel](Row row, float max) { return kernel(row.data(), vocab_of(row), max); },
-            "row"_a.noconvert(), "max"_a);
-    };
-    bind_sum("log_sum_exp", log_sum_exp);
-    bind_sum("log_sum_exp_reference", log_sum_exp_reference);
-
-    const auto bind_count = [&m](const char* name, auto kernel) {
-        m.def(
-            name,
-            [kernel](Row row, float max, std::int32_t count) {
-                const std::int32_t vocab = vocab_of(row);
-                require(1 <= count && count <= vocab, "count must be in [1, vocab]");
-                const Cutoff cutoff = kernel(row.data(), vocab, max, count);
-                return std::tuple(cutoff.distance, cutoff.token);
-            },
-            "row"_a.noconvert(), "max"_a, "count"_a);
-    };
-    bind_count("cutoff_by_count", [](const float* row, std::int32_t vocab, float max, std::int32_t count) {
-        RowScratch scratch;
-        scratch.reserve(vocab);
-        return cutoff_by_count(row, vocab, max, count, {scratch.tokens.data(), scratch.blocks.data(), scratch.sums.data()});
-    });
-    bind_count("cutoff_by_count_reference", cutoff_by_count_reference);
-
-    m.def(
-        "cutoff_by_mass",
-        [](Row row, Row weights, float max, float temperature, float share) {
-            const std::int32_t vocab = vocab_of(row);
-            require_length(weights, row.shape(0), "weights");
-            require(0 < share && share < 1, "share must be in (0, 1)");
-            RowScratch scratch;
-            scratch.reserve(vocab);
-            const Cutoff cutoff =
-                cutoff_by_mass(row.data(), weights.data(), vocab, max, temperature, share,
-                               {scratch.tokens.data(), scratch.blocks.data(), scratch.sums.data()});
-            return std::tuple(cutoff.distance, cutoff.token);
-        },
-        "row"_a.noconvert(), "weights"_a.noconvert(), "max"_a, "temperature"_a, "share"_a);
-    m.def(
-        "cutoff_by_mass_reference",
-        [](Row row, Row weights, float max, float share) {
-            require_length(weights, row.shape(0), "weights");
-            const Cutoff cutoff = cutoff_by_mass_reference(row.data(), weights.data(), vocab_of(row), max, share);
-            return std::tuple(cutoff.distance, cutoff.token);
-        },
-        "row"_a.noconvert(), "weights"_a.noconvert(), "max"_a, "share"_a);
-
-    m.def(
-        "draw",
-        [](Row weights, double uniform) {
-            const std::int32_t vocab = vocab_of(weights);
-            std::vector<double> sums(static_cast<std::size_t>(draw_blocks(vocab)));
-            return draw(weights.data(), vocab, uniform, sums.data());
-        },
-        "weights"_a.noconvert(), "uniform"_a);
-    m.def(
-        "draw_reference",
-        [](Row weights, double uniform) { return draw_reference(weights.data(), vocab_of(weights), uniform); },
-        "weights"_a.noconvert(), "uniform"_a);
-    m.def("philox4x32", philox4x32, "counter"_a, "key"_a);
-    m.def("uniform_at", uniform_at, "seed"_a, "position"_a);
-}
-
 }  // namespace
 
 }  // namespace optimc
+
+void bind_sampling_kernels(nb::module_& m);
 
 void bind_sampling(nb::module_& m) {
     m.attr("STATUS_OK") = static_cast<int>(optimc::RowStatus::ok);
@@ -413,5 +288,5 @@ void bind_sampling(nb::module_& m) {
     m.def("sample_trees", optimc::sample_trees, "logits"_a.noconvert(), "states"_a, "first_rows"_a.noconvert(),
           "counts"_a.noconvert(), "parents"_a.noconvert(), "tokens"_a.noconvert(), "epsilon"_a = 0.0f,
           "delta"_a = 0.0f, "masks"_a.noconvert() = nb::none(), "mask_of"_a.noconvert() = nb::none());
-    optimc::bind_kernels(m);
+    bind_sampling_kernels(m);
 }
