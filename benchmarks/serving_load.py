@@ -173,10 +173,14 @@ async def _read_chunk(reader: asyncio.StreamReader) -> bytes:
     return (await reader.readexactly(size + 2))[:-2]
 
 
-def chat_prompts(count: int, first: int = 0) -> list[list[dict[str, str]]]:
-    """Return `count` conversations of the prompt files, from number `first` on and round again."""
+def chat_prompts(count: int, first: int = 0, most_chars: int | None = None) -> list[list[dict[str, str]]]:
+    """Return `count` conversations of the prompt files, from number `first` on and round again.
+
+    `most_chars` cuts questions for models that take short ones only.
+    """
     found = [list(prompt.messages) for kind in ("chat", "code") for prompt in read_prompts(_prompt_file(kind))]
-    return [found[(first + number) % len(found)] for number in range(count)]
+    chosen = [found[(first + number) % len(found)] for number in range(count)]
+    return [[{**turn, "content": turn["content"][:most_chars]} for turn in messages] for messages in chosen]
 
 
 def _prompt_file(kind: str) -> Path:

@@ -50,9 +50,11 @@ class Sizes:
     long_prompt: int = 2000
     settled_events: int = 48
     """Events of every stream before the long prompt is sent."""
+    most_chars: int | None = None
+    """Of a question; None leaves it as it is."""
 
 
-QUICK = Sizes(starts=1, rounds=1, output_tokens=16, repeats=1, long_prompt=100, settled_events=8)
+QUICK = Sizes(starts=1, rounds=1, output_tokens=16, repeats=1, long_prompt=100, settled_events=8, most_chars=60)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def _compare_throughput(plan: Path, folder: Path, sizes: Sizes, mode: str) -> Li
     assert template is not None, "the prompts are conversations"
     with serving(plan, folder, "--speculation", mode) as server, _engine(plan, mode) as engine:
         for number in range(sizes.rounds + 1):  # the first does not count
-            prompts = chat_prompts(STREAMS, first=number * STREAMS)
+            prompts = chat_prompts(STREAMS, number * STREAMS, sizes.most_chars)
             assert engine.tokenizer is not None, "a plan with a chat template has a tokenizer"
             ids = [template.encode(engine.tokenizer, prompt) for prompt in prompts]
             salt = f"round {number}"  # no round finds what an earlier one has cached
@@ -188,7 +190,8 @@ async def _interrupt(server: Server, sizes: Sizes, number: int, gaps: Gaps) -> N
     fields = {"stream": True, "temperature": 0, "ignore_eos": True, "cache_salt": f"repeat {number}"}
     streams = [Reply(0) for _ in range(STREAMS - 1)]
     tasks = []
-    for prompt, reply in zip(chat_prompts(len(streams), first=number * STREAMS), streams, strict=True):
+    prompts = chat_prompts(len(streams), number * STREAMS, sizes.most_chars)
+    for prompt, reply in zip(prompts, streams, strict=True):
         body: dict[str, Any] = {**fields, "messages": prompt}
         tasks.append(asyncio.create_task(ask(server.address, request("/v1/chat/completions", body), reply=reply)))
     while min(len(reply.events) for reply in streams) < sizes.settled_events:

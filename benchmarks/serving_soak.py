@@ -30,7 +30,8 @@ SAMPLE_S = 5.0
 BURST = 60
 """Requests of a burst: more than may wait, so some must be refused."""
 MAX_WAITING = 24
-ANSWER_WITHIN_S = 240
+ANSWER_WITHIN_S = 580
+"""Less than the server's own `--request-timeout`."""
 FLAT_BYTES_PER_S = 1e6 / 600
 """Growth that is no leak whatever its error: 1 MB in ten minutes."""
 WORKER_THREADS = 40
