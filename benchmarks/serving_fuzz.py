@@ -45,13 +45,13 @@ class Fuzzed:
     """Between two events of the healthy client."""
 
 
-def fuzz_document(server: Server, examples: int, seed: int, phases: str) -> tuple[int, str]:
+def fuzz_document(server: Server, folder: Path, examples: int, seed: int, phases: str) -> tuple[int, str]:
     """Run schemathesis; return the number of its cases and what it found wrong, "" for nothing."""
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]
     command += ["--max-examples", str(examples), "--seed", str(seed), "--phases", phases]
     # Cases cost steps of the engine; that one takes long is not what is looked for.
     command += ["--suppress-health-check", "all", "--request-timeout", str(ANSWER_WITHIN_S), "--no-color"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # it leaves files there
     cases = re.search(r"([\d,]+) generated", done.stdout)
     if cases is None:
         return 0, done.stdout + done.stderr
@@ -114,7 +114,7 @@ def main() -> int:
     examples, requests = (2, 300) if options.quick else (options.examples, options.requests)
     phases = "fuzzing" if options.quick else "examples,coverage,fuzzing"
     with tempfile.TemporaryDirectory() as folder, serving(options.plan, Path(folder), *OPTIONS) as server:
-        cases, complaint = fuzz_document(server, examples, options.seed, phases)
+        cases, complaint = fuzz_document(server, Path(folder), examples, options.seed, phases)
         found = asyncio.run(fuzz_bytes(server, requests, options.seed))
         time.sleep(1)
         metrics = server.metrics()
