@@ -48,7 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(["fcfs", "shortest-prompt", "priority"]),
-        num_blocks=st.integers(6, 14),
+        num_blocks=st.integers(6, 20),
         max_seqs=st.integers(1, 5),
         max_step_tokens=st.integers(2, 12),
         chunked=st.booleans(),
@@ -88,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         token=st.integers(0, 1),
         length=st.integers(1, 12),
         output=st.integers(1, 10),
-        copies=st.integers(1, 3),
+        copies=st.integers(1, 2),
         scored=st.sampled_from([False, False, False, True]),
     )
     def add(self, tenant, priority, token, length, output, copies, scored):
@@ -112,13 +112,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data):
         self.rig.scheduler.release(data.draw(st.sampled_from(self.live)))
 
-    @rule()
-    def step(self):
-        self._watch(self.rig.step)
+    @rule(count=st.integers(1, 6))
+    def steps(self, count):
+        for _ in range(count):
+            self._watch(self.rig.step)
+            self.holds_together()
 
-    @rule(depth=st.integers(1, 6), is_right=st.booleans())
-    def step_with_trees(self, depth, is_right):
-        self._watch(partial(self.rig.step, partial(self._draft, depth, is_right)))
+    @rule(count=st.integers(1, 6), depth=st.integers(1, 6), is_right=st.booleans())
+    def steps_with_trees(self, count, depth, is_right):
+        for _ in range(count):
+            self._watch(partial(self.rig.step, partial(self._draft, depth, is_right)))
+            self.holds_together()
 
     @rule()
     def failed_step(self):
@@ -162,8 +166,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         rig = self.rig
-        rig.run(max_steps=rig.steps + 3000)
-        assert not self.live
+        most = rig.steps + 3000
+        while self.live:
+            self.steps_with_trees(1, 4, is_right=rig.steps % 2 == 0)
+            assert rig.steps < most, "no end in sight"
         rig.assert_idle()
         for sequence in rig.sequences:
             prompt = sequence.tokens[: sequence.num_prompt].tolist()
@@ -215,7 +221,7 @@ def test_no_order_of_events_breaks_the_scheduler(rig, scripted):
     run_state_machine_as_test(
         lambda: SchedulerMachine(rig, greedy),
         settings=settings(
-            max_examples=150,
+            max_examples=80,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
