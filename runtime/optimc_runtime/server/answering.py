@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -88,7 +89,7 @@ class Answering:
         except Exception as error:
             if isinstance(error, TimeoutError) and timeout.expired():
                 return self._refuse(request_timeout(self._context.options.request_timeout_s), record)
-            if not isinstance(error, ApiError | OptimcError):
+            if not isinstance(error, ApiError | OptimcError | HTTPException):
                 # Not left to the layers above: they close the connection, and with it the client's next request.
                 logger.exception("%s %r failed", record.method, record.path)
             return self._refuse(error, record)

@@ -238,3 +238,11 @@ def test_times_of_several_choices_add_up():
     assert (fields["queue_s"], fields["prefill_s"], fields["decode_s"]) == (1.0, 1.5, 5.5)
     assert fields["finish_reason"] == ["length", "length", "abort"]
     assert (fields["prompt_tokens"], fields["output_tokens"], fields["cached_tokens"]) == (7, 10, 2)
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405)])
+def test_what_the_router_refuses_is_the_clients_fault_not_ours(served, lines, caplog, method, path, status):
+    assert served.http.request(method, path).status_code == status
+    [line] = lines(1)
+    assert line["status"] == status
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
