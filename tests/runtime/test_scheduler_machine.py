@@ -48,9 +48,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(["fcfs", "shortest-prompt", "priority"]),
-        num_blocks=st.integers(6, 20),
-        max_seqs=st.integers(1, 5),
-        max_step_tokens=st.integers(2, 12),
+        num_blocks=st.sampled_from([24, 16, 12, 8, 6]),
+        max_seqs=st.sampled_from([4, 3, 2, 1]),
+        max_step_tokens=st.sampled_from([12, 8, 5, 3, 2]),
         chunked=st.booleans(),
         inflight=st.sampled_from([True, True, True, False]),
         answers=st.none() | st.lists(st.sampled_from([0, 1, 3, 50]), min_size=2, max_size=4),
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-2, 2),
         token=st.integers(0, 1),
         length=st.integers(1, 12),
-        output=st.integers(1, 10),
+        output=st.sampled_from([12, 8, 5, 2, 1]),
         copies=st.integers(1, 2),
         scored=st.sampled_from([False, False, False, True]),
     )
@@ -202,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in sequences:
             tokens = self.greedy(sequence.tokens[: sequence.num_tokens].tolist(), depth)
             if not is_right:
-                tokens[depth // 2] = (tokens[depth // 2] + 1) % 64
+                tokens[depth // 3] = (tokens[depth // 3] + 1) % 64
             trees.append(DraftTree(tree_shape(chain(depth)), tokens, "ngram", [0.5] * depth))
         return trees
 
