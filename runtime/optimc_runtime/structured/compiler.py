@@ -29,6 +29,17 @@ never ends."""
 
 _OPTIONS = re.compile(r"%\s*llguidance")
 
+MAX_JOINED_PATTERNS = 12
+"""Patterns in a grammar whose schemas may ask for several of them at once. llguidance's words for a conflict it cannot
+settle double with every pattern: 12 take milliseconds, 20 more than anyone waits."""
+
+MAX_AMPERSANDS = 6
+"""In a Lark grammar, where & joins expressions that must match at once: every one may multiply the work."""
+
+_JOINS = re.compile(r'"(?:allOf|\$ref|[^"]*\\u[^"]*)"\s*:')
+_PATTERN = re.compile(r'"(?:pattern|format|[^"]*\\u[^"]*)"\s*:')
+"""An escaped key may be any."""
+
 
 class GrammarCompiler:
     """Compiles grammars for one vocabulary. Any thread may call it; compiling takes milliseconds, the first time
@@ -96,6 +107,7 @@ def _compiled(spec: GrammarSpec, vocabulary: LLTokenizer, vocab_size: int) -> Gr
         raise _invalid(spec, f"{size:,} bytes; at most {limit:,} are taken")
     try:
         grammar = _HEADER + _rules(spec)
+        _check_patterns(grammar)
     except ValueError as error:  # no JSON, or text that is no Unicode
         raise _invalid(spec, str(error)) from None
     limits = llguidance.LLParserLimits(
@@ -123,11 +135,24 @@ def _rules(spec: GrammarSpec) -> str:
     if spec.kind == "lark":
         if _OPTIONS.search(spec.text):
             raise ValueError("options of llguidance are not for the request to set")
+        if spec.text.count("&") > MAX_AMPERSANDS:
+            raise ValueError(
+                f"the character & stands in it {spec.text.count('&')} times; at most {MAX_AMPERSANDS} are taken"
+            )
         return spec.text
     schema = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.text)
     if not isinstance(schema, dict):
         raise ValueError("a schema must be a JSON object")
     return f"start: %json {json.dumps({**schema, 'x-guidance': ONE_SPELLING})}"
+
+
+def _check_patterns(grammar: str) -> None:
+    count = len(_PATTERN.findall(grammar))
+    if count > MAX_JOINED_PATTERNS and _JOINS.search(grammar):
+        raise ValueError(
+            f"{count} patterns and formats in schemas that are joined by allOf or $ref; at most {MAX_JOINED_PATTERNS} "
+            "are taken"
+        )
 
 
 def _invalid(spec: GrammarSpec, reason: str) -> RequestError:

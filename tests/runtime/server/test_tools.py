@@ -157,7 +157,8 @@ def test_arguments_come_as_they_are_written():
 @pytest.mark.parametrize("parallel", [True, False])
 def test_what_the_grammar_lets_be_written_is_read_as_calls(byte_tokenizer, name, parallel):
     tool_format = BY_NAME[name]
-    functions = [tool["function"] for tool in TOOLS]
+    described = {**CITY, "description": "R&D & " * 10}
+    functions = [{"name": "weather", "parameters": described}, {"name": "now"}]
     text = tool_format.grammar(functions, byte_tokenizer, parallel=parallel)
     grammar = GrammarCompiler(byte_tokenizer, 257, (256,)).compile(GrammarSpec("lark", text, "tools"))
     state = grammar.start()

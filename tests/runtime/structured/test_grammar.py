@@ -1,6 +1,7 @@
 """Which tokens a grammar lets follow, along an answer and along guesses of it."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -56,6 +57,11 @@ def test_tokens_follow_where_the_regex_goes_on_and_the_end_where_it_may_end(make
     assert not state.is_complete
     assert allowed(accept(state, b"42")) == {END}
     assert state.is_complete
+
+
+def test_patterns_that_nothing_joins_may_be_many(make_grammar):
+    schema = {"type": "object", "properties": {f"k{n}": {"type": "string", "pattern": f"a{n}"} for n in range(40)}}
+    assert allowed(make_grammar("json_schema", json.dumps(schema)).start()) == {*b"{"}
 
 
 def test_json_is_spelled_in_one_way(make_grammar):
@@ -207,6 +213,11 @@ def test_what_takes_too_long_is_refused_where_it_shows(make_grammar, monkeypatch
     assert refusal.value.code == "invalid_grammar"
 
 
+def joined_patterns(count: int) -> str:
+    """A schema of strings that keep to all of `count` patterns at once."""
+    return json.dumps({"type": "string", "allOf": [{"pattern": f"a.{{{n}}}b"} for n in range(count)]})
+
+
 REFUSED = {
     "regex with look-ahead": ("regex", "(?=a)b", "look-around"),
     "regex with an open class": ("regex", "[", "unclosed character class"),
@@ -225,6 +236,14 @@ REFUSED = {
     ),
     "empty enum": ("json_schema", '{"enum": []}', "Unsatisfiable"),
     "deep schema": ("json_schema", '{"items": ' * 300 + "{}" + "}" * 300, "recursion limit"),
+    "joined patterns": ("json_schema", joined_patterns(60), "60 patterns and formats"),
+    "joined patterns in Lark": ("lark", "start: %json " + joined_patterns(60), "60 patterns and formats"),
+    "joined patterns in disguise": (
+        "lark",
+        "start: %json " + joined_patterns(60).replace("pattern", "p\\u0061ttern").replace("allOf", "all\\u004ff"),
+        "patterns and formats",
+    ),
+    "joined expressions": ("lark", "start: T\nT: " + " & ".join(["/(?s:.*)a.b(?s:.*)/"] * 40), "39 times; at most 6"),
     "unknown rule": ("lark", "start: x", "unknown name"),
     "token outside": ("lark", "start: <[9999]>", "too large"),
     "no grammar": ("lark", "hello", ""),

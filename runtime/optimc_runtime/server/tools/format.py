@@ -49,7 +49,9 @@ class ToolFormat:
             head = json.dumps(f'{{"name": "{function["name"]}", "{self.arguments_key}": ')
             schema = {"type": "object", **(function.get("parameters") or NO_PARAMETERS), "x-guidance": ONE_SPELLING}
             lines.append(f'call_{index}: {head} arguments_{index} "}}"')
-            lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
+            # A description's & is text; of those that join expressions a grammar takes few.
+            text = json.dumps(schema).replace("&", "\\u0026")
+            lines.append(f"arguments_{index}: %json {text}")
         return "\n".join(lines)
 
     def parser(self, names: Collection[str]) -> ToolParser:
