@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections import OrderedDict
@@ -33,12 +34,16 @@ MAX_JOINED_PATTERNS = 12
 """Patterns in a grammar whose schemas may ask for several of them at once. llguidance's words for a conflict it cannot
 settle double with every pattern: 12 take milliseconds, 20 more than anyone waits."""
 
+MAX_MULTIPLE = 10_000
+"""Of `multipleOf`, or of all of them that are joined: there is a state for every remainder."""
+
 MAX_AMPERSANDS = 6
 """In a Lark grammar, where & joins expressions that must match at once: every one may multiply the work."""
 
 _JOINS = re.compile(r'"(?:allOf|\$ref|[^"]*\\u[^"]*)"\s*:')
 _PATTERN = re.compile(r'"(?:pattern|format|[^"]*\\u[^"]*)"\s*:')
 """An escaped key may be any."""
+_MULTIPLE = re.compile(r'"(?:multipleOf|[^"]*\\u[^"]*)"\s*:\s*([0-9][0-9.eE+-]*)')
 
 
 class GrammarCompiler:
@@ -107,7 +112,7 @@ def _compiled(spec: GrammarSpec, vocabulary: LLTokenizer, vocab_size: int) -> Gr
         raise _invalid(spec, f"{size:,} bytes; at most {limit:,} are taken")
     try:
         grammar = _HEADER + _rules(spec)
-        _check_patterns(grammar)
+        _check_schemas(grammar)
     except ValueError as error:  # no JSON, or text that is no Unicode
         raise _invalid(spec, str(error)) from None
     limits = llguidance.LLParserLimits(
@@ -146,13 +151,25 @@ def _rules(spec: GrammarSpec) -> str:
     return f"start: %json {json.dumps({**schema, 'x-guidance': ONE_SPELLING})}"
 
 
-def _check_patterns(grammar: str) -> None:
+def _check_schemas(grammar: str) -> None:
+    """Raise ValueError for what llguidance would work on for ever."""
+    is_joined = _JOINS.search(grammar) is not None
     count = len(_PATTERN.findall(grammar))
-    if count > MAX_JOINED_PATTERNS and _JOINS.search(grammar):
+    if is_joined and count > MAX_JOINED_PATTERNS:
         raise ValueError(
             f"{count} patterns and formats in schemas that are joined by allOf or $ref; at most {MAX_JOINED_PATTERNS} "
             "are taken"
         )
+    factors = {_factor(value) for value in _MULTIPLE.findall(grammar)}
+    largest = math.prod(factors) if is_joined else max(factors, default=1)
+    if largest > MAX_MULTIPLE:
+        raise ValueError(f"multipleOf asks for multiples of {largest} (zeros aside); at most {MAX_MULTIPLE:,} is taken")
+
+
+def _factor(number: str) -> int:
+    """Return the digits of a JSON number, without the zeros at its ends: every one of 3, 0.3 and 300 is 3."""
+    digits = number.lower().partition("e")[0].replace(".", "").strip("0")
+    return int(digits[:18] or "1")
 
 
 def _invalid(spec: GrammarSpec, reason: str) -> RequestError:

@@ -64,6 +64,13 @@ def test_patterns_that_nothing_joins_may_be_many(make_grammar):
     assert allowed(make_grammar("json_schema", json.dumps(schema)).start()) == {*b"{"}
 
 
+@pytest.mark.parametrize("multiple", [0.01, 0.25, 5, 1000000])
+def test_usual_multiples_are_followed(make_grammar, multiple):
+    schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": multiple}}, "required": ["n"]}
+    state = accept(make_grammar("json_schema", json.dumps(schema)).start(), b'{"n": ')
+    assert {*b"0"} <= allowed(state)
+
+
 def test_json_is_spelled_in_one_way(make_grammar):
     state = make_grammar("json_object", "").start()
     assert allowed(state) == {*b"{"}
@@ -242,6 +249,14 @@ REFUSED = {
         "lark",
         "start: %json " + joined_patterns(60).replace("pattern", "p\\u0061ttern").replace("allOf", "all\\u004ff"),
         "patterns and formats",
+    ),
+    "large multiple": ("json_schema", '{"type": "integer", "multipleOf": 999983}', "multiples of 999983"),
+    "fine multiple": ("json_schema", '{"type": "number", "multipleOf": 0.1234567}', "multiples of 1234567"),
+    "multiple in disguise": ("lark", 'start: %json {"type": "integer", "multiple\\u004ff": 999983}', "999983"),
+    "joined multiples": (
+        "json_schema",
+        json.dumps({"allOf": [{"type": "integer", "multipleOf": prime} for prime in (7, 11, 13, 17)]}),
+        "multiples of 17017",
     ),
     "joined expressions": ("lark", "start: T\nT: " + " & ".join(["/(?s:.*)a.b(?s:.*)/"] * 40), "39 times; at most 6"),
     "unknown rule": ("lark", "start: x", "unknown name"),
