@@ -30,9 +30,9 @@ never ends."""
 
 _OPTIONS = re.compile(r"%\s*llguidance")
 
-MAX_JOINED_PATTERNS = 12
+MAX_JOINED_PATTERNS = 8
 """Patterns in a grammar whose schemas may ask for several of them at once. llguidance's words for a conflict it cannot
-settle double with every pattern: 12 take milliseconds, 20 more than anyone waits."""
+settle double with every pattern: 12 took 0.6 s, 20 more than anyone waits."""
 
 MAX_MULTIPLE = 10_000
 """Of `multipleOf`, or of all of them that are joined: there is a state for every remainder."""
