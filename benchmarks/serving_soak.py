@@ -263,8 +263,8 @@ def _soak(
         deadline_s = time.monotonic() + 60
         while total(server.metrics(), "optimc_requests_running") and time.monotonic() < deadline_s:
             time.sleep(0.2)
-        time.sleep(1)  # connections of clients that have gone are closed after that
         metrics = server.metrics()
+        time.sleep(10)  # connections that nobody uses, this one too, are closed by then
         idle.append(Sample(time.monotonic(), **server.resources()))
         status = server.stop()
         if status != 0:
