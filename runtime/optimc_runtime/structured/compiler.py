@@ -136,6 +136,8 @@ def _rules(spec: GrammarSpec) -> str:
     import llguidance
 
     if spec.kind == "regex":
+        if _ends_in_escape(spec.text):
+            raise ValueError("the expression ends in a backslash, which stands for nothing; double it to mean one")
         return f"start: /{llguidance.regex_to_lark(spec.text, '')}/"
     if spec.kind == "lark":
         if _OPTIONS.search(spec.text):
@@ -170,6 +172,11 @@ def _factor(number: str) -> int:
     """Return the digits of a JSON number, without the zeros at its ends: every one of 3, 0.3 and 300 is 3."""
     digits = number.lower().partition("e")[0].replace(".", "").strip("0")
     return int(digits[:18] or "1")
+
+
+def _ends_in_escape(regex: str) -> bool:
+    """Whether the slash that ends an expression in Lark would belong to its last character."""
+    return (len(regex) - len(regex.rstrip("\\"))) % 2 == 1
 
 
 def _invalid(spec: GrammarSpec, reason: str) -> RequestError:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_REASON_CHARS = 400
 """Of llguidance's words in our errors; it may quote the grammar."""
 
+NOTHING_FOLLOWS = "NoExtensionBias"
+"""llguidance's word for a grammar that no token continues."""
+
 MAX_MASK_S = 0.05
 """Processor time that one mask may take, for others' tokens wait for it. Usual ones take tens of microseconds; the
 limits llguidance has itself count steps of its own, whatever they take."""
@@ -180,4 +183,6 @@ def next_mask(matcher: LLMatcher) -> tuple[NDArray[np.uint32], str]:
 def reason_of(matcher: LLMatcher) -> str:
     """Return llguidance's words for what went wrong."""
     reason = matcher.get_error().replace("<non-verbose/>", "").strip() or "no reason is given"
+    if reason == NOTHING_FOLLOWS:
+        return "nothing can be said; a rule or reference may lead back to itself, with no way out"
     return reason if len(reason) <= MAX_REASON_CHARS else reason[:MAX_REASON_CHARS] + " ..."

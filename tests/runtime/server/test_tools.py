@@ -344,6 +344,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
         {"role": "assistant", "tool_calls": []},
         {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[]"}}]},
         {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]},
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a": NaN}'}}]},
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}]},
         {"role": "assistant", "tool_calls": [{**CALL, "type": "other"}]},
     ],
 )

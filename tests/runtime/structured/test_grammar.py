@@ -59,6 +59,13 @@ def test_tokens_follow_where_the_regex_goes_on_and_the_end_where_it_may_end(make
     assert state.is_complete
 
 
+@pytest.mark.parametrize(
+    ("regex", "text"), [("a\\\\", "a\\"), ("a/b", "a/b"), ("a\\/", "a/"), ("//", "//"), ("#", "#"), ("", "")]
+)
+def test_what_means_something_in_lark_means_itself_in_a_regex(make_grammar, regex, text):
+    assert allowed(accept(make_grammar("regex", regex).start(), text.encode())) == {END}
+
+
 def test_patterns_that_nothing_joins_may_be_many(make_grammar):
     schema = {"type": "object", "properties": {f"k{n}": {"type": "string", "pattern": f"a{n}"} for n in range(40)}}
     assert allowed(make_grammar("json_schema", json.dumps(schema)).start()) == {*b"{"}
@@ -264,6 +271,10 @@ REFUSED = {
     "no grammar": ("lark", "hello", ""),
     "options": ("lark", '% llguidance {"no_forcing": false}\nstart: "a"', "not for the request to set"),
     "a grammar of grammars": ("lark", '{"grammars": [{"lark_grammar": "start: /a/"}]}', ""),
+    "no way out": ("lark", 'start: start "a"', "lead back to itself"),
+    "no way out of a schema": ("json_schema", '{"$ref": "#"}', "lead back to itself"),
+    "half an escape": ("regex", "abc\\", "ends in a backslash"),
+    "an escape and a half": ("regex", "abc\\\\\\", "ends in a backslash"),
     "no Unicode": ("regex", "a\ud800", ""),
 }
 

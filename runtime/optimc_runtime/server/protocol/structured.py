@@ -50,7 +50,13 @@ class StructuredFields(Body):
 
     def _format_spec(self) -> GrammarSpec | None:
         wanted = self.response_format
-        if wanted is None or wanted.type == "text":
+        if wanted is None:
+            return None
+        if wanted.json_schema is not None and wanted.type != "json_schema":
+            raise RequestError(
+                f"json_schema is for type json_schema; type {wanted.type} would ignore it", param="response_format"
+            )
+        if wanted.type == "text":
             return None
         if wanted.type == "json_object":
             return GrammarSpec("json_object", "", "response_format")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
+from pydantic_core import from_json
 
 from optimc_runtime.server.protocol.parse import Body, Unsupported
 
@@ -22,7 +23,8 @@ def _object_schema(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _json_object(text: str) -> str:
     try:
-        value = json.loads(text)
+        value = from_json(text, allow_inf_nan=False)  # as strict as bodies are: Python's own reader takes NaN
+        json.loads(text)  # what templates are given; it has limits of its own
     except (ValueError, RecursionError):
         raise ValueError("must be JSON, as the model wrote it") from None
     if not isinstance(value, dict):
