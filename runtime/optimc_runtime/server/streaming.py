@@ -35,22 +35,16 @@ class ChoiceEvents:
 
 
 class EventStream(Response):
-    """Sends events as they come; stops as soon as the client is gone. `on_close` is called exactly once, at the end.
-
-    At `deadline_s` (the loop's time) whatever is still missing is given up: one error event says so.
-    """
+    """Sends events as they come; stops as soon as the client is gone. `on_close` is called exactly once, at the end."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncIterator[bytes], *, on_close: Callable[[], None], deadline_s: float | None = None
-    ) -> None:
+    def __init__(self, events: AsyncIterator[bytes], *, on_close: Callable[[], None]) -> None:
         # The last header tells reverse proxies not to gather events.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._on_close = on_close
-        self._deadline_s = deadline_s
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the events end or the client leaves."""

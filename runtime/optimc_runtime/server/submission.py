@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optimc.errors import EngineError, OptimcError
 from optimc_runtime.request import RequestId, RequestOutput, SamplingParams, Terms
@@ -18,8 +18,6 @@ from optimc_runtime.server.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from optimc_runtime.structured.grammar import Grammar
-
-NO_TERMS = Terms()
 
 
 class Submission:
@@ -53,15 +51,10 @@ class Submission:
         prompts: Sequence[Sequence[int]],
         choices: Sequence[SamplingParams],
         cache_salt: str,
-        terms: Terms = NO_TERMS,
+        terms: Terms,
         grammar: Grammar | None = None,
     ) -> None:
         """Submit every choice of every prompt. Raises RequestError or OverloadedError; then `abort` what was taken."""
-        special: dict[str, Any] = {}
-        if terms != NO_TERMS:
-            special["terms"] = terms
-        if grammar is not None:
-            special["grammar"] = grammar
         for prompt_index, prompt in enumerate(prompts):
             for choice, params in enumerate(choices):
                 index = prompt_index * len(choices) + choice
@@ -72,7 +65,8 @@ class Submission:
                     on_output=partial(self._post, index),
                     request_id=f"{name}-{index}",
                     cache_salt=cache_salt,
-                    **special,
+                    terms=terms,
+                    grammar=grammar,
                 )
 
     async def take(self) -> list[tuple[int, RequestOutput]]:

@@ -260,7 +260,7 @@ from optimc_runtime.server import serve
 
 class Engine:
     max_seq_len, vocab_size, tokenizer = 64, 64, None
-    def submit(self, prompt_ids, params, *, on_output, request_id=None, cache_salt=""):
+    def submit(self, prompt_ids, params, *, on_output, request_id=None, cache_salt="", **_more):
         print("submitted", flush=True)
         def play():
             time.sleep(1.0)
