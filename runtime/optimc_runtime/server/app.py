@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -29,7 +28,6 @@ from optimc_runtime.server.openapi import openapi
 from optimc_runtime.server.options import ServerOptions
 from optimc_runtime.server.page import page
 from optimc_runtime.server.tokenize import detokenize, tokenize
-from optimc_runtime.server.watchdog import watch
 
 
 async def _metrics(context: ServerContext, _request: Request) -> Response:
@@ -100,10 +98,7 @@ def build_app(
     )
     # A redirect from /v1/models/ would turn a POST's mistake into something that looks like success.
     app.router.redirect_slashes = False
-    app.state.begin_drain = context.begin_drain
-    app.state.abort_all = context.abort_all
-    app.state.phase = context.phase
-    app.state.watch = partial(watch, context)
+    app.state.context = context
     return app
 
 

@@ -7,9 +7,9 @@ import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -17,8 +17,10 @@ from optimc.errors import ConfigError, Fault
 from optimc_runtime.server.app import build_app
 from optimc_runtime.server.client import EngineClient, PromptTemplate
 from optimc_runtime.server.connection import DeadlineProtocol
+from optimc_runtime.server.context import ServerContext
 from optimc_runtime.server.keys import KeyRing
 from optimc_runtime.server.options import ServerOptions
+from optimc_runtime.server.watchdog import watch
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -71,7 +73,7 @@ class HttpServer:
         self._server = _DrainingServer(
             config,
             on_started=lambda: on_ready(self.url) if on_ready is not None else None,
-            app=app,
+            context=app.state.context,
             drain_timeout_s=drain_timeout_s,
         )
 
@@ -118,24 +120,23 @@ class _DrainingServer(uvicorn.Server):
     does not wait for their answers any longer."""
 
     def __init__(
-        self, config: uvicorn.Config, *, on_started: Callable[[], None], app: Starlette, drain_timeout_s: int
+        self, config: uvicorn.Config, *, on_started: Callable[[], None], context: ServerContext, drain_timeout_s: int
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self._app = app
+        self._context = context
         self._drain_timeout_s = drain_timeout_s
         self._watching: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        watch: Coroutine[Any, Any, None] = self._app.state.watch()
-        self._watching = asyncio.create_task(watch)
+        self._watching = asyncio.create_task(watch(self._context))
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.state.begin_drain()
+        self._context.begin_drain()
         await self._finished(within_s=self._drain_timeout_s)
-        self._app.state.abort_all()
+        self._context.abort_all()
         await self._finished(within_s=ABORT_GRACE_S)
         if self._watching is not None:
             self._watching.cancel()
@@ -145,7 +146,7 @@ class _DrainingServer(uvicorn.Server):
         """Return once nothing is being answered, or a second Ctrl-C came, or time is up."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
-        while self._app.state.phase.active and not self.force_exit and loop.time() < end_s:
+        while self._context.phase.active and not self.force_exit and loop.time() < end_s:
             await asyncio.sleep(_POLL_S)
 
     @contextmanager
