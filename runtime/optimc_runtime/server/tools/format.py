@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from optimc_runtime.server.client import TextTokenizer
 from optimc_runtime.server.tools.parser import CallSyntax, ToolParser
 from optimc_runtime.structured.grammar_spec import ONE_SPELLING
 
@@ -16,17 +18,9 @@ Function = Mapping[str, Any]
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class SpecialTokens(Protocol):
-    """What a grammar needs to know of a tokenizer."""
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of the control tokens."""
-        ...
-
-    def token_id(self, token: str) -> int | None:
-        """Return the id of a token given by its exact spelling."""
-        ...
+def openai_id() -> str:
+    """Return a new call id that looks as the API's own do."""
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +35,7 @@ class ToolFormat:
     rule: Callable[[Callable[[str], str], bool], str]
     """(marker to Lark, parallel) to the rule `start`, over the rule `call`: one call or, if parallel, more."""
 
-    def grammar(self, functions: Sequence[Function], tokenizer: SpecialTokens, *, parallel: bool) -> str:
+    def grammar(self, functions: Sequence[Function], tokenizer: TextTokenizer, *, parallel: bool) -> str:
         """Return, in Lark, the grammar of an answer that calls some of `functions`."""
         lines = [f"start: {self.rule(lambda marker: _marker(marker, tokenizer), parallel)}"]
         lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(functions))))
@@ -58,12 +52,12 @@ class ToolFormat:
         """Return a parser for one answer, in which functions of these names are called."""
         return ToolParser(self.syntax, frozenset(names), self.new_id)
 
-    def needs_special_tokens(self, tokenizer: SpecialTokens) -> bool:
+    def needs_special_tokens(self, tokenizer: TextTokenizer) -> bool:
         """Whether a marker is a special token, which the answer's text must then show."""
         return any(tokenizer.token_id(marker) in tokenizer.special_ids for marker in self.syntax.markers)
 
 
-def _marker(text: str, tokenizer: SpecialTokens) -> str:
+def _marker(text: str, tokenizer: TextTokenizer) -> str:
     """Return a marker in Lark: special tokens are named by id, for they have no text in a grammar."""
     token_id = tokenizer.token_id(text)
     return f"<[{token_id}]>" if token_id is not None and token_id in tokenizer.special_ids else json.dumps(text)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
-from optimc_runtime.server.tools.format import ToolFormat
+from optimc_runtime.server.tools.format import ToolFormat, openai_id
 from optimc_runtime.server.tools.parser import CallSyntax
 
 _SYNTAX = CallSyntax(opening="<tool_call>", closing="</tool_call>")
@@ -19,7 +18,7 @@ def _rule(marker: Callable[[str], str], parallel: bool) -> str:
 HERMES = ToolFormat(
     name="hermes",
     syntax=_SYNTAX,
-    new_id=lambda: f"call_{uuid.uuid4().hex[:24]}",
+    new_id=openai_id,
     arguments_key="arguments",
     rule=_rule,
 )
