@@ -26,16 +26,16 @@ async def ready(context: ServerContext, _request: Request) -> Response:
 
 
 def _stalled(context: ServerContext) -> Response | None:
-    threshold_s = context.options.stall_threshold_s
-    if context.engine.is_healthy(threshold_s):
-        return None
-    stalled_s = context.engine.stalled_s()
-    if stalled_s <= threshold_s or math.isinf(stalled_s):
+    threshold_s, stalled_s = context.options.stall_threshold_s, context.engine.stalled_s()
+    if threshold_s < stalled_s < math.inf:
+        return _unavailable(
+            "stalled",
+            f"the engine has work but made no step for {stalled_s:.1f} s; more than {threshold_s:g} s is no progress",
+        )
+    # How long it stalls was looked at once: asked again, an engine that moves on just now would pass for a broken one.
+    if not context.engine.is_healthy(math.inf):
         return _unavailable("broken", "the engine takes no requests any more; the log says why")
-    return _unavailable(
-        "stalled",
-        f"the engine has work but made no step for {stalled_s:.1f} s; more than {threshold_s:g} s is no progress",
-    )
+    return None
 
 
 def _unavailable(status: str, detail: str) -> Response:
