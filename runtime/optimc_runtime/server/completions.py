@@ -23,7 +23,7 @@ from optimc_runtime.server.prompts import completion_prompts
 from optimc_runtime.server.protocol.completions import CompletionRequest
 from optimc_runtime.server.structured import grammar_of
 
-MAX_SCORED_TOKENS = 32_768
+MAX_SCORED_IN_ALL = 32_768
 """Most prompt tokens whose log-probabilities one request may ask for, choices included: they are kept as objects until
 the answer is written."""
 
@@ -130,9 +130,9 @@ class CompletionShape:
 
 
 def _check_scored(count: int) -> None:
-    if count > MAX_SCORED_TOKENS:
+    if count > MAX_SCORED_IN_ALL:
         raise RequestError(
-            f"echo with logprobs would report {count:,} prompt tokens; at most {MAX_SCORED_TOKENS:,} per request are, "
+            f"echo with logprobs would report {count:,} prompt tokens; at most {MAX_SCORED_IN_ALL:,} per request are, "
             "choices included",
             param="echo",
         )
