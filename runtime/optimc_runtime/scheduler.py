@@ -191,22 +191,11 @@ class Scheduler:
 
     def observe(self, step: Step, execute_s: float) -> None:
         """Learn what a step took, once it has succeeded and before `commit`."""
-        num_tokens = len(step.plan.tokens)
-        if step.has_trees:
-            self.prefilled_tokens += sum(
-                [item.num_tokens for item in step.work if item.tree is None and item.num_tokens > 1]
-            )
-            return
         # A chunk of a single token costs what a decode does.
-        chunk_tokens = 0
-        num_decodes = len(step.work)
-        if num_tokens > num_decodes:
-            chunks = [item.num_tokens for item in step.work if item.num_tokens > 1]
-            chunk_tokens = sum(chunks)
-            num_decodes -= len(chunks)
-            self.prefilled_tokens += chunk_tokens
-        if self._chunk_budget is not None:
-            self._chunk_budget.learn(num_decodes, chunk_tokens, execute_s)
+        chunks = [item.num_tokens for item in step.work if item.num_tokens > 1 and item.tree is None]
+        self.prefilled_tokens += sum(chunks)
+        if self._chunk_budget is not None and not step.has_trees:
+            self._chunk_budget.learn(len(step.work) - len(chunks), sum(chunks), execute_s)
 
     def figures(self) -> dict[str, Any]:
         """Return the fields of `EngineStats` that the scheduler knows and that have defaults; from any thread."""
