@@ -36,6 +36,7 @@ FLAT_BYTES_PER_S = 1e6 / 600
 """Growth that is no leak whatever its error: 1 MB in ten minutes."""
 WORKER_THREADS = 40
 """Threads that encode prompts: started when they are needed, kept from then on."""
+EVICTED = "optimc_prefix_cache_evicted_blocks_total"
 SETTLED = 0.2
 """Share of the run that fills caches and pools, and does not count."""
 
@@ -242,9 +243,6 @@ def main() -> int:
     table[-1] += f" {metrics['optimc_preemptions_total']:,.0f}, blocks evicted {total(metrics, EVICTED):,.0f}."
     write_report(options.output, "Serving: soak", options.plan, table)
     return 0 if all(verdict.is_good for verdict in verdicts) else 1
-
-
-EVICTED = "optimc_prefix_cache_evicted_blocks_total"
 
 
 def _soak(
