@@ -114,3 +114,16 @@ def test_nothing_is_cut_without_a_budget_or_without_chunks(rig, options):
     r.step()
     assert prompt.num_computed == 31
     assert r.scheduler.chunk_budget_tokens == 0
+
+
+def test_the_budget_of_chunks_is_on_unless_switched_off(make_engine, drive):
+    cut, uncut = make_engine(max_step_tokens=32, gap_factor=2.0), make_engine(max_step_tokens=32)
+    for engine in (cut, uncut):
+        drive.submit(engine, [1] * 3, drive.greedy(40))
+        engine.step()
+        drive.submit(engine, [2] * 30, drive.greedy(1))
+        engine.step()  # with a budget, a plain one: it is to be measured
+    assert (cut.stats().prompt_tokens, uncut.stats().prompt_tokens) == (3, 33)
+    for engine in (cut, uncut):
+        drive.run(engine)
+    assert cut.stats().prompt_tokens == 33

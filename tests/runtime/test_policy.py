@@ -2,7 +2,9 @@
 
 import pytest
 
+from optimc_runtime.config import EngineConfig
 from optimc_runtime.policy import rank
+from optimc_runtime.request import Terms
 from optimc_runtime.sequence import Sequence, Status
 from optimc_runtime.speculate.tree import DraftTree, tree_shape
 
@@ -115,3 +117,28 @@ def test_a_step_whose_chunks_are_cut_has_no_guesses(rig):
     r.step(draft)
     assert guesses == [1]
     assert r.scheduler.chunk_budget_tokens == 31
+
+
+def test_the_policy_looks_at_a_requests_priority(make_engine, drive):
+    engine = make_engine(EngineConfig(max_seqs=1, policy="priority"))
+    ended = []
+    for name, priority in (("a", 3), ("b", 0), ("c", -3)):
+        engine.submit(
+            [1],
+            drive.greedy(2),
+            on_output=lambda output: ended.append(output.request_id) if output.finish_reason else None,
+            request_id=name,
+            terms=Terms(priority=priority),
+        )
+    drive.run(engine)
+    assert ended == ["c", "b", "a"]
+
+
+def test_the_policy_of_short_prompts_looks_at_prompts(make_engine, drive):
+    engine = make_engine(EngineConfig(max_seqs=1, policy="shortest-prompt"))
+    long = drive.submit(engine, [1] * 20, drive.greedy(1))
+    short = drive.submit(engine, [2], drive.greedy(5))
+    while short.reason is None:
+        engine.step()
+    assert long.reason is None
+    drive.run(engine)
