@@ -23,12 +23,15 @@ class PrefixFile:
     path: Path
     content: str | ChatRequest
 
-    def token_ids(self, engine: Engine, template: ChatTemplate | None) -> list[int]:
-        """Return the ids a request beginning so would have. Raises ConfigError if there is no way to have them."""
+    def pin(self, engine: Engine, template: ChatTemplate | None) -> int:
+        """Pin what a request beginning so would have in the cache; return the number of blocks. Raises ConfigError
+        naming the file if that cannot be."""
         try:
-            return asyncio.run(self._encode(engine, template))
+            return engine.pin_prefix(asyncio.run(self._encode(engine, template)))
         except RequestError as error:
             raise _fault(self.path, str(error)) from None
+        except ConfigError as error:
+            raise _fault(self.path, "; ".join(fault.message for fault in error.faults)) from None
 
     async def _encode(self, engine: Engine, template: ChatTemplate | None) -> list[int]:
         limit = engine.max_seq_len
@@ -50,12 +53,16 @@ def read_prefixes(paths: list[Path]) -> list[PrefixFile]:
 
 def _read(path: Path) -> str | ChatRequest:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # an editor's byte order mark begins no prompt
         if path.suffix != ".json":
             return text
         content: Any = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise _fault(path, str(error)) from None
+    except OSError as error:
+        raise _fault(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise _fault(path, "is not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:
+        raise _fault(path, f"is not JSON: {error}") from None
     body = {"messages": content} if isinstance(content, list) else content
     if not isinstance(body, dict):
         raise _fault(path, "holds neither a list of messages nor an object with `messages`")
@@ -66,4 +73,4 @@ def _read(path: Path) -> str | ChatRequest:
 
 
 def _fault(path: Path, message: str) -> ConfigError:
-    return ConfigError("options", [Fault("--pin-prefix", message if str(path) in message else f"{path}: {message}")])
+    return ConfigError("options", [Fault("--pin-prefix", f"{path}: {message}")])

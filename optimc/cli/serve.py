@@ -211,7 +211,7 @@ def serve(
             typer.echo("no chat template: /v1/chat/completions answers 400, /v1/completions works")
         engine.warm_up(max_tokens=_WARM_UP_TOKENS)
         for prefix in prefixes:
-            blocks = engine.pin_prefix(prefix.token_ids(engine, template))
+            blocks = prefix.pin(engine, template)
             typer.echo(f"pinned {prefix.path}: {blocks} KV blocks")
         guessing = describe_speculation(engine)
         serve_engine(

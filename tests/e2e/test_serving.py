@@ -190,7 +190,7 @@ def refusal(fp32_plan, monkeypatch):
         (["--host", "0.0.0.0"], "--host: 0.0.0.0 is reachable from outside and there is no API key"),
         (["--api-key-file", "no-such-file"], "--api-key-file: no-such-file: No such file"),
         (["--cors-origin", "example.org"], "--cors-origin: 'example.org' is no origin"),
-        (["--pin-prefix", "no-such-file"], "--pin-prefix: "),
+        (["--pin-prefix", "no-such-file"], "--pin-prefix: no-such-file: No such file"),
         (["--log-format", "xml"], "--log-format: must be json or text"),
         (["--policy", "lifo"], "policy: must be one of fcfs, shortest-prompt, priority"),
     ],
@@ -206,8 +206,8 @@ def test_what_cannot_be_done_is_said_and_nothing_is_served(refusal, options, wor
         ("a.json", "3", "neither a list of messages nor an object"),
         ("a.json", '[{"role": "system"}]', "content"),
         ("a.json", '{"messages": [{"role": "system", "content": "a"}], "temperatur": 1}', "temperatur"),
-        ("a.txt", "a", "--pin-prefix: "),
-        ("a.txt", "", "the prompt is empty"),
+        ("a.txt", "a", "only whole blocks"),
+        ("prompt", "", "the prompt is empty"),
         ("a.txt", TEXT * 20, "tokens"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_prefix_that_cannot_be_pinned_is_said(refusal, tmp_path, name, content
     path.write_text(content)
     said = refusal(["--pin-prefix", str(path)])
     assert words in said
-    assert "--pin-prefix: " in said
+    assert f"--pin-prefix: {path}: " in said
 
 
 def test_a_damaged_plan_never_opens_the_port(fp32_plan, tmp_path):

@@ -40,7 +40,7 @@ class KeyRing:
     def from_file(cls, path: Path) -> KeyRing:
         """Read keys from a file of `from_text`'s form. Raises ConfigError."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
         except OSError as error:
             raise ConfigError("options", [Fault("--api-key-file", f"{path}: {error.strerror or error}")]) from None
         except UnicodeDecodeError:  # the error object holds the bytes
@@ -82,7 +82,7 @@ def _read(source: str, lines: Sequence[str], *, unit: str) -> dict[str, bytes]:
         else:
             faults.append(Fault(f"{unit} {number}", problem))
     if not digests and not faults:
-        faults.append(Fault("", f"holds no key; write one a {unit}: name:key"))
+        faults.append(Fault("", f"holds no key; each {unit} is name:key"))
     if faults:
         raise ConfigError(source, faults)
     return digests

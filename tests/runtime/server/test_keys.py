@@ -101,6 +101,14 @@ def test_no_key_at_all_is_a_fault_not_an_open_door(text):
         KeyRing.from_text(text)
 
 
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_key(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes(f"\ufeffalice:{ALICE}\r\nbob:{BOB}\r\n".encode())
+    ring = KeyRing.from_file(path)
+    assert ring.names == ("alice", "bob")
+    assert ring.name_of(f"Bearer {ALICE}") == "alice"
+
+
 def test_a_missing_or_unreadable_file_is_one_clear_error(tmp_path):
     with pytest.raises(ConfigError, match="--api-key-file: .*gone.txt: No such file"):
         KeyRing.from_file(tmp_path / "gone.txt")
