@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,9 @@ from optimc.plan import Plan
 from optimc_runtime.config import EngineConfig, SpeculationOptions
 from optimc_runtime.engine import Engine
 from optimc_runtime.policy import PolicyName
+
+_OPTIONS = {"kv_memory_bytes": "--kv-memory", "ageing_s": "--ageing", "gap_factor": "--max-gap-factor"}
+"""Fields of EngineConfig that are not named like their options."""
 
 
 def load_engine(
@@ -43,6 +47,9 @@ def load_engine(
     if threads is not None and threads > cores:
         # They would spin against each other: so much slower that it looks like a server that hangs.
         raise ConfigError("options", [Fault("--threads", f"{threads} exceeds this machine's {cores} cores")])
+    if ttft_slo_ms is not None and not 0 < ttft_slo_ms < math.inf:
+        fault = Fault("--slo-ttft-ms", f"must be a number of milliseconds above 0, got {ttft_slo_ms:g}")
+        raise ConfigError("options", [fault])
     given: dict[str, Any] = {
         "max_seqs": max_seqs,
         "max_step_tokens": max_step_tokens,
@@ -54,7 +61,7 @@ def load_engine(
         "ageing_s": ageing_s,
         "ttft_slo_s": None if ttft_slo_ms is None else ttft_slo_ms / 1000,
     }
-    config = EngineConfig(
+    config = _config(
         prefix_cache=prefix_cache,
         chunked_prefill=chunked_prefill,
         inflight_batching=inflight_batching,
@@ -71,6 +78,18 @@ def load_engine(
             engine.close()
             raise
     return engine
+
+
+def _config(**given: Any) -> EngineConfig:
+    """Return the configuration. Raises ConfigError that names the options as they are given."""
+    try:
+        return EngineConfig(**given)
+    except ConfigError as error:
+        faults = [
+            replace(fault, where=_OPTIONS.get(fault.where) or f"--{fault.where.replace('_', '-')}")
+            for fault in error.faults
+        ]
+        raise ConfigError("options", faults) from None
 
 
 def speculation_options(
