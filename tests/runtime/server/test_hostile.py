@@ -90,6 +90,8 @@ REFUSED = {
     "giant text prompt": (TEXT, text(prompt="word " * 1_500_000), "prompt"),
     "giant chat prompt": (CHAT, message(content="word " * 1_500_000), "messages"),
     "a million wrong ids": (TEXT, text(prompt=[20] * 1_000_000 + ["x"]), "prompt"),
+    "200k messages": (CHAT, chat(messages=[{"role": "user", "content": ""}] * 200_000), "messages"),
+    "300k prompts": (TEXT, text(prompt=[[1]] * 300_000), "prompt"),
     "300k wrong messages": (CHAT, chat(messages=[{}] * 300_000), "messages.0.role"),
     "100k biases": (
         TEXT,
@@ -235,7 +237,7 @@ def test_a_parallel_stream_keeps_its_pace_under_hostile_bodies(served, script):
     stop = threading.Event()
 
     def attack():
-        names = ("giant text prompt", "100k-deep arrays", "a million wrong ids", "giant stop")
+        names = ("giant text prompt", "100k-deep arrays", "a million wrong ids", "giant stop", "200k messages")
         while not stop.is_set():
             for name in names:
                 path, body, _ = REFUSED[name]

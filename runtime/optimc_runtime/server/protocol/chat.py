@@ -17,6 +17,9 @@ from optimc_runtime.server.protocol.tools import MAX_TOOLS, NamedTool, Tool, Too
 OWN_VARIABLES = frozenset({"messages", "tools", "tokenizer", "add_generation_prompt"})
 """Template variables that the server sets."""
 
+MAX_MESSAGES = 10_000
+"""Each is checked while the streams of others stand still."""
+
 MAX_TOOLS_BYTES = 64 << 10
 """Of all tools of a request, as JSON."""
 
@@ -150,7 +153,7 @@ class ChatRequest(GenerationFields):
         "continue_final_message": Unsupported("the assistant always starts a new message", (False,)),
     }
 
-    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name of `max_tokens`."""
     logprobs: bool = False

@@ -15,15 +15,18 @@ from optimc_runtime.server.protocol.parse import Unsupported
 DEFAULT_MAX_TOKENS = 16
 """What this endpoint's specification says, short as it is."""
 
+MAX_PROMPTS = 10_000
+"""Each is checked while the streams of others stand still; a server gives far fewer answers per request."""
+
 Prompt = str | list[int]
 
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string"}},
         _IDS,
-        {"type": "array", "minItems": 1, "items": _IDS},
+        {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": _IDS},
     ]
 }
 
@@ -37,11 +40,11 @@ def _prompts(value: object) -> list[Prompt]:
         return [value]
     if isinstance(value, list) and value:
         kinds = set(map(type, value))
-        if kinds == {str}:
-            return value
         if kinds == {int}:
             return [value]
-        if kinds == {list} and all(prompt and set(map(type, prompt)) == {int} for prompt in value):
+        if kinds in ({str}, {list}) and len(value) > MAX_PROMPTS:
+            raise ValueError(f"holds {len(value):,} prompts; at most {MAX_PROMPTS:,} are taken")
+        if kinds == {str} or (kinds == {list} and all(prompt and set(map(type, prompt)) == {int} for prompt in value)):
             return value
     raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
 
