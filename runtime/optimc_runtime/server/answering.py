@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from optimc.errors import OptimcError
 from optimc_runtime.server.body import BodyTooLargeError, RefuseBody
 from optimc_runtime.server.context import ServerContext
-from optimc_runtime.server.errors import ApiError, as_api_error, request_timeout
+from optimc_runtime.server.errors import AbortedError, ApiError, as_api_error, request_timeout
 from optimc_runtime.server.request_log import log_request
 from optimc_runtime.server.request_record import RequestRecord
 
@@ -83,16 +83,24 @@ class Answering:
         try:
             self._admit(request, record)
             async with timeout:
+                self._context.phase.waits.add(timeout)
                 return await self._endpoint(self._context, request)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
             if isinstance(error, TimeoutError) and timeout.expired():
-                return self._refuse(request_timeout(self._context.options.request_timeout_s), record)
+                return self._refuse(self._too_late(), record)
             if not isinstance(error, ApiError | OptimcError | HTTPException):
                 # Not left to the layers above: they close the connection, and with it the client's next request.
                 logger.exception("%s %r failed", record.method, record.path)
             return self._refuse(error, record)
+        finally:
+            self._context.phase.waits.discard(timeout)
+
+    def _too_late(self) -> Exception:
+        if self._context.phase.is_over:
+            return AbortedError("the request was aborted before it was answered; the server is shutting down")
+        return request_timeout(self._context.options.request_timeout_s)
 
     def _admit(self, request: Request, record: RequestRecord) -> None:
         """Raise ApiError 401 or 503 for who may not ask, or not any more: before the body is read."""

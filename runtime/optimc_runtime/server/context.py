@@ -21,8 +21,12 @@ class Phase:
 
     is_draining: bool = False
     """Nothing new is taken; what runs may finish."""
+    is_over: bool = False
+    """What is not answered yet is given up."""
     active: int = 0
     """Requests for work that are being answered."""
+    waits: set[asyncio.Timeout] = field(default_factory=set)
+    """How long each of them may take to the first byte of its reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,11 @@ class ServerContext:
         """End every request that is being answered; its client is told (503, or an error event in a stream)."""
         for submission in tuple(self.submissions):
             submission.abort()
+        # Those whose body, prompt or grammar is still being read have nothing to abort yet.
+        self.phase.is_over = True
+        for wait in self.phase.waits:
+            if not wait.expired():
+                wait.reschedule(asyncio.get_running_loop().time())
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError 404 unless `name` is the served model; None asks for whatever is served."""

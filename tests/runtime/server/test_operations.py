@@ -238,6 +238,23 @@ def test_draining_gives_up_after_its_time(engine, template, script, start_server
     assert b'"code":"aborted"' in received
 
 
+@pytest.mark.parametrize("method", ["POST /v1/completions", "POST /tokenize"])
+def test_a_body_that_is_still_on_its_way_then_is_not_waited_for(engine, template, start_server, caplog, method):
+    with start_server(engine, template, ServerOptions()) as served:
+        connection = served.connect()
+        connection.sendall(f"{method} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{{".encode())
+        time.sleep(0.1)
+        started = time.monotonic()
+    assert 1.5 < time.monotonic() - started < 5
+    received = b""
+    while part := connection.recv(65536):
+        received += part
+    connection.close()
+    assert received.startswith(b"HTTP/1.1 503 ")
+    assert b'"code":"aborted"' in received
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_whole_answer_cut_by_the_drain_timeout_says_so(engine, template, script, start_server, caplog):
     engine.script = script(pieces=["a"] * 1000, delay_s=0.05)
     replies = []
