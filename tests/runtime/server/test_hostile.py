@@ -24,6 +24,8 @@ def message(**fields):
     return json.dumps({"messages": [{"role": "user", "content": "hi", **fields}]})
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
 # name: (path, body, param of the error or None)
 REFUSED = {
     "empty body": (CHAT, "", None),
@@ -91,8 +93,9 @@ REFUSED = {
     "giant chat prompt": (CHAT, message(content="word " * 1_500_000), "messages"),
     "a million wrong ids": (TEXT, text(prompt=[20] * 1_000_000 + ["x"]), "prompt"),
     "200k messages": (CHAT, chat(messages=[{"role": "user", "content": ""}] * 200_000), "messages"),
+    "100k calls": (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [CALL] * 128}] * 800), "messages"),
     "300k prompts": (TEXT, text(prompt=[[1]] * 300_000), "prompt"),
-    "300k wrong messages": (CHAT, chat(messages=[{}] * 300_000), "messages.0.role"),
+    "9k wrong messages": (CHAT, chat(messages=[{}] * 9_000), "messages.0.role"),
     "100k biases": (
         TEXT,
         text(logit_bias={str(i): 0.0 for i in range(100_000)} | {"x": 1}),

@@ -18,7 +18,7 @@ OWN_VARIABLES = frozenset({"messages", "tools", "tokenizer", "add_generation_pro
 """Template variables that the server sets."""
 
 MAX_MESSAGES = 10_000
-"""Each is checked while the streams of others stand still."""
+"""Of a conversation, calls in them counted too: each is checked while the streams of others stand still."""
 
 MAX_TOOLS_BYTES = 64 << 10
 """Of all tools of a request, as JSON."""
@@ -135,6 +135,19 @@ class Message(Body):
         return message
 
 
+def _few_enough(messages: object) -> object:
+    if isinstance(messages, list):
+        calls = [message.get("tool_calls") for message in messages if isinstance(message, dict)]
+        count = len(messages) + sum([len(each) for each in calls if isinstance(each, list)])
+        if count > MAX_MESSAGES:
+            raise ValueError(f"are {count:,}, calls counted too; at most {MAX_MESSAGES:,} are taken")
+    return messages
+
+
+Messages = Annotated[list[Message], FailFast(), BeforeValidator(_few_enough), Field(max_length=MAX_MESSAGES)]
+"""A conversation."""
+
+
 class ChatRequest(GenerationFields):
     """A conversation to continue."""
 
@@ -153,7 +166,7 @@ class ChatRequest(GenerationFields):
         "continue_final_message": Unsupported("the assistant always starts a new message", (False,)),
     }
 
-    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The newer name of `max_tokens`."""
     logprobs: bool = False

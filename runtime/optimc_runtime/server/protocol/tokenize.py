@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import FailFast, Field
 
-from optimc_runtime.server.protocol.chat import MAX_MESSAGES, Message
+from optimc_runtime.server.protocol.chat import Messages
 from optimc_runtime.server.protocol.parse import Body
 
 
@@ -16,7 +16,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     """Absent means the model that is served."""
     prompt: str | None = None
-    messages: Annotated[list[Message], FailFast()] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    messages: Messages = Field(default_factory=list)
     add_special_tokens: bool | None = None
     """Whether `prompt` gets what the tokenizer adds, such as a BOS; it does unless this is false."""
 
