@@ -72,6 +72,12 @@ def _completion_ids(prompt: Prompt, tokenizer: TextTokenizer | None, vocab_size:
         ids = tokenizer.encode(prompt)
     else:
         ids = prompt
+        if len(ids) > max_seq_len:  # before anybody turns them into text again, as `echo` does
+            raise RequestError(
+                f"the prompt has {len(ids):,} tokens; this model takes {max_seq_len:,}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
         check_token_ids(ids, vocab_size, "prompt")
     if not ids:
         raise RequestError("the prompt is empty: there is no token to continue from", param="prompt")

@@ -88,6 +88,13 @@ def test_one_request_does_not_ask_for_a_million_figures(served, error_of):
     assert served.complete([[20] * 4000] * 9, echo=True, max_tokens=0).status_code == 200
 
 
+def test_a_prompt_that_does_not_fit_is_not_worded_first(served, monkeypatch, error_of):
+    monkeypatch.setattr(served.engine.tokenizer, "decode", None)
+    refused = served.complete([20] * 5000, echo=True)
+    assert refused.status_code == 400
+    assert error_of(refused)["code"] == "context_length_exceeded"
+
+
 def test_without_a_tokenizer_the_prompt_has_figures_and_no_text(start_server, engine):
     engine.tokenizer = None
     with start_server(engine, None, ServerOptions()) as served:

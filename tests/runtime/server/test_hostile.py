@@ -10,6 +10,7 @@ import pytest
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+KWARGS = "chat_template_kwargs"
 
 
 def chat(**fields):
@@ -88,10 +89,12 @@ REFUSED = {
     "negative id": (TEXT, text(prompt=[20, -1]), "prompt"),
     "id outside the vocabulary": (TEXT, text(prompt=[20, 272]), "prompt"),
     "huge id": (TEXT, text(prompt=[10**30]), "prompt"),
-    "prompt too long": (TEXT, text(prompt=[20] * 5000), None),
+    "prompt too long": (TEXT, text(prompt=[20] * 5000), "prompt"),
     "giant text prompt": (TEXT, text(prompt="word " * 1_500_000), "prompt"),
     "giant chat prompt": (CHAT, message(content="word " * 1_500_000), "messages"),
     "a million wrong ids": (TEXT, text(prompt=[20] * 1_000_000 + ["x"]), "prompt"),
+    "500k template variables": (CHAT, chat(chat_template_kwargs={f"k{n}": 1 for n in range(500_000)}), KWARGS),
+    "500k nested variables": (CHAT, chat(chat_template_kwargs={"a": [[[]] * 1000] * 500}), KWARGS),
     "200k messages": (CHAT, chat(messages=[{"role": "user", "content": ""}] * 200_000), "messages"),
     "100k calls": (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [CALL] * 128}] * 800), "messages"),
     "300k prompts": (TEXT, text(prompt=[[1]] * 300_000), "prompt"),

@@ -72,6 +72,7 @@ REFUSED = {
     "words": (detokenize, {"tokens": ["a"]}, "tokens.0"),
     "outside": (detokenize, {"tokens": [20, 272]}, "tokens"),
     "negative": (detokenize, {"tokens": [-1]}, "tokens"),
+    "far too many": (detokenize, {"tokens": [20] * 200_000}, "tokens"),
 }
 
 

@@ -9,6 +9,9 @@ from pydantic import FailFast, Field
 from optimc_runtime.server.protocol.chat import Messages
 from optimc_runtime.server.protocol.parse import Body
 
+MAX_TOKENS = 1 << 17
+"""Turning more into text holds up everybody: whoever decodes keeps the interpreter meanwhile."""
+
 
 class TokenizeRequest(Body):
     """A text, or a conversation as the model's template writes it."""
@@ -26,4 +29,4 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     """Absent means the model that is served."""
-    tokens: Annotated[list[int], FailFast()]
+    tokens: Annotated[list[int], FailFast()] = Field(max_length=MAX_TOKENS)
