@@ -20,6 +20,9 @@ OWN_VARIABLES = frozenset({"messages", "tools", "tokenizer", "add_generation_pro
 MAX_MESSAGES = 10_000
 """Of a conversation, calls in them counted too: each is checked while the streams of others stand still."""
 
+MAX_VARIABLE_VALUES = 10_000
+"""In `chat_template_kwargs`: each is looked through for spelled-out special tokens."""
+
 MAX_TOOLS_BYTES = 64 << 10
 """Of all tools of a request, as JSON."""
 
@@ -74,7 +77,21 @@ def _template_variables(variables: dict[str, Any]) -> dict[str, Any]:
     taken = sorted(OWN_VARIABLES & set(variables))
     if taken:
         raise ValueError(f"{taken[0]} is not for the request to set")
+    if _is_larger(variables, MAX_VARIABLE_VALUES):
+        raise ValueError(f"holds more than {MAX_VARIABLE_VALUES:,} values, nested ones included")
     return variables
+
+
+def _is_larger(value: Any, limit: int) -> bool:
+    """Whether there are more than `limit` values in JSON; those beyond are not counted."""
+    count, left = 0, [value]
+    while left and count <= limit:
+        inner = left.pop()
+        if isinstance(inner, dict | list):
+            count += len(inner)
+            if count <= limit:
+                left.extend(inner.values() if isinstance(inner, dict) else inner)
+    return count > limit
 
 
 class Message(Body):
