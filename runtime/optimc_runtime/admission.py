@@ -67,8 +67,8 @@ def output_limit(num_prompt: int, params: SamplingParams, limits: StepLimits) ->
     return most
 
 
-def check_stops(params: SamplingParams, vocab_size: int, *, has_tokenizer: bool) -> None:
-    """Raise RequestError if what is to end the answer cannot be told."""
+def check_stops(params: SamplingParams, vocab_size: int, *, has_tokenizer: bool, has_grammar: bool) -> None:
+    """Raise RequestError if what is to end the answer cannot be told, or contradicts a grammar, which says so itself."""
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
@@ -76,6 +76,10 @@ def check_stops(params: SamplingParams, vocab_size: int, *, has_tokenizer: bool)
             )
     if params.stop and not has_tokenizer:
         raise RequestError("stop strings need a tokenizer, and the plan has none", param="stop")
+    if has_grammar:
+        for name, is_given in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens > 0)):
+            if is_given:
+                raise RequestError(f"{name} contradicts a grammar, which says where the answer ends", param=name)
 
 
 def check_speculation(wanted: str, stats: SpeculationStats | None) -> None:

@@ -48,7 +48,7 @@ from optimc_runtime.speculate.speculator import ProposingSpeculator
 from optimc_runtime.speculate.tree import Speculator
 from optimc_runtime.stats import EngineStats
 from optimc_runtime.structured.compiler import GrammarCompiler
-from optimc_runtime.structured.grammar import Grammar, check_with_grammar
+from optimc_runtime.structured.grammar import Grammar
 from optimc_runtime.structured.grammar_spec import GrammarSpec
 from optimc_runtime.tokenizer import Tokenizer
 
@@ -214,11 +214,10 @@ class Engine:
         """
         prompt = check_prompt(prompt_ids, self.vocab_size, self.limits, chunked_prefill=self.config.chunked_prefill)
         most = output_limit(len(prompt), params, self.limits)
-        check_stops(params, self.vocab_size, has_tokenizer=self.tokenizer is not None)
+        has_tokenizer, has_grammar = self.tokenizer is not None, grammar is not None
+        check_stops(params, self.vocab_size, has_tokenizer=has_tokenizer, has_grammar=has_grammar)
         if params.speculation is not None:
             check_speculation(params.speculation, None if self._speculator is None else self._speculator.stats())
-        if grammar is not None:
-            check_with_grammar(params)
         stop_ids = frozenset(params.stop_token_ids) | special_stop_ids(self.tokenizer, params.stop)
         if not params.ignore_eos:
             stop_ids |= frozenset(self.manifest.tokens.eos)

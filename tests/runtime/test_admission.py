@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from optimc.errors import RequestError
-from optimc_runtime.admission import check_prompt, output_limit
+from optimc_runtime.admission import check_prompt, check_stops, output_limit
 from optimc_runtime.config import StepLimits
 from optimc_runtime.request import SamplingParams
 
@@ -72,3 +72,13 @@ def test_more_min_tokens_than_can_be_generated_are_refused():
 
 def test_an_array_is_a_prompt_too():
     assert check_prompt(np.array([1, 2], np.int32), 64, LARGE_POOL, chunked_prefill=True).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 1}])
+def test_what_contradicts_a_grammar_is_refused(options):
+    with pytest.raises(RequestError, match="says where the answer ends") as refusal:
+        check_stops(SamplingParams(**options), 64, has_tokenizer=True, has_grammar=True)
+    assert refusal.value.param in options
+    check_stops(SamplingParams(**options), 64, has_tokenizer=True, has_grammar=False)
+    fitting = SamplingParams(max_tokens=9, stop=("a",), stop_token_ids=(3,))
+    check_stops(fitting, 64, has_tokenizer=True, has_grammar=True)

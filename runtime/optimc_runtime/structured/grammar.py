@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import RequestError
-from optimc_runtime.request import SamplingParams
 from optimc_runtime.speculate.tree import TreeShape
 
 if TYPE_CHECKING:
@@ -33,17 +32,6 @@ ALL_TOKENS = np.uint32(0xFFFF_FFFF)
 def mask_words(vocab_size: int) -> int:
     """Return how many 32-bit words a mask of the vocabulary has."""
     return (vocab_size + 31) // 32
-
-
-def check_with_grammar(params: SamplingParams) -> None:
-    """Raise RequestError if `params` contradict a grammar, which alone decides when an answer may end."""
-    if params.ignore_eos:
-        raise RequestError("ignore_eos contradicts a grammar, which says where the answer ends", param="ignore_eos")
-    if params.min_tokens > 0:
-        raise RequestError(
-            f"min_tokens {params.min_tokens} contradicts a grammar, which says where the answer ends",
-            param="min_tokens",
-        )
 
 
 class Grammar:

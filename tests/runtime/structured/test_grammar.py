@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from optimc.errors import RequestError
-from optimc_runtime.request import SamplingParams
 from optimc_runtime.speculate.tree import tree_shape
 from optimc_runtime.structured import compiler
 from optimc_runtime.structured import grammar as grammar_module
 from optimc_runtime.structured.compiler import GrammarCompiler
-from optimc_runtime.structured.grammar import Grammar, check_with_grammar
+from optimc_runtime.structured.grammar import Grammar
 from optimc_runtime.structured.grammar_spec import GrammarSpec
 
 VOCAB = 300
@@ -322,14 +321,6 @@ def follow(make_grammar, kind, text) -> str | None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_are_refused_or_followed(make_grammar, name):
     assert follow(make_grammar, *HOSTILE[name]) in (None, "invalid_grammar", "grammar_too_complex")
-
-
-@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 1}])
-def test_what_contradicts_a_grammar_is_refused(options):
-    with pytest.raises(RequestError, match="says where the answer ends") as refusal:
-        check_with_grammar(SamplingParams(**options))
-    assert refusal.value.param in options
-    check_with_grammar(SamplingParams(max_tokens=9, stop=("a",), stop_token_ids=(3,)))
 
 
 def test_a_mask_covers_the_vocabulary_to_the_bit(byte_tokenizer):
