@@ -68,7 +68,7 @@ def output_limit(num_prompt: int, params: SamplingParams, limits: StepLimits) ->
 
 
 def check_stops(params: SamplingParams, vocab_size: int, *, has_tokenizer: bool, has_grammar: bool) -> None:
-    """Raise RequestError if what is to end the answer cannot be told, or contradicts a grammar, which says so itself."""
+    """Raise RequestError if what is to end the answer cannot be told, or contradicts a grammar, which says it too."""
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
