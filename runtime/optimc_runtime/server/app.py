@@ -26,7 +26,7 @@ from optimc_runtime.server.metrics import ServerMetrics
 from optimc_runtime.server.models import list_models, retrieve_model
 from optimc_runtime.server.openapi import openapi
 from optimc_runtime.server.options import ServerOptions
-from optimc_runtime.server.page import page
+from optimc_runtime.server.page.endpoint import page
 from optimc_runtime.server.tokenize import detokenize, tokenize
 
 

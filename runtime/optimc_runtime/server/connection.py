@@ -21,6 +21,8 @@ class DeadlineProtocol(H11Protocol):
     read_timeout_s = READ_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None
     _reading_deadline: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    """What waited to be sent when that clock was last set."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so
         """Start the clock."""
@@ -42,8 +44,7 @@ class DeadlineProtocol(H11Protocol):
         """Start a clock: the client reads more slowly than we write, or not at all."""
         super().pause_writing()
         if self._reading_deadline is None:
-            # Not closed: that would wait for what is buffered to be read.
-            self._reading_deadline = self.loop.call_later(self.read_timeout_s, self.transport.abort)
+            self._set_reading_clock()
 
     def resume_writing(self) -> None:
         """Stop that clock: most of what was buffered is gone."""
@@ -60,6 +61,17 @@ class DeadlineProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _set_reading_clock(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._reading_deadline = self.loop.call_later(self.read_timeout_s, self._expire_reading)
+
+    def _expire_reading(self) -> None:
+        # While writing is paused nothing is added: whoever reads, however slowly, makes it less.
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._set_reading_clock()
+        else:
+            self.transport.abort()  # not closed: that would wait for what is buffered to be read
 
     def _stop_reading_clock(self) -> None:
         if self._reading_deadline is not None:

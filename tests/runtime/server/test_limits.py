@@ -188,9 +188,9 @@ def test_a_client_that_does_not_read_is_cut_off(unread, caplog):
 def test_a_slow_reader_gets_everything(unread):
     received = b""
     started = time.monotonic()
-    while part := unread.recv(16 * 1024):
+    while part := unread.recv(4 * 1024):
         received += part
-        time.sleep(0.05)
-    assert time.monotonic() - started > 1.0, "longer than a client may read nothing"
+        if time.monotonic() - started < 3.0:  # longer than a client may read nothing, and never caught up
+            time.sleep(0.1)
     assert received.startswith(b"HTTP/1.1 200")
     assert b"data: [DONE]\n\n" in received
