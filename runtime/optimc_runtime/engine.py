@@ -37,6 +37,7 @@ from optimc_runtime.output_text import OutputText, special_stop_ids
 from optimc_runtime.pins import check_prefix
 from optimc_runtime.prefix_cache import BlockHash, Extras, PrefixCache, chain_hash
 from optimc_runtime.prompt_logprobs import PromptLogprobs
+from optimc_runtime.queue_limits import tenant_share
 from optimc_runtime.request import Generation, RequestId, RequestOutput, SamplingParams, Terms
 from optimc_runtime.sampler import SamplingState
 from optimc_runtime.scheduler import Scheduler
@@ -159,6 +160,12 @@ class Engine:
     def max_seqs(self) -> int:
         """Most requests that run at once."""
         return self.limits.max_running
+
+    def max_unfinished(self, tenant: str = "") -> int:
+        """Return how many requests of a tenant are taken in at once while nobody else has any: those that run, and
+        those that wait."""
+        most = self.config.max_queued_requests
+        return self.max_seqs + (tenant_share(most) if tenant else most)
 
     @property
     def vocab_size(self) -> int:

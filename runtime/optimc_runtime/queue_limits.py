@@ -35,8 +35,8 @@ class QueueLimits:
         if newcomer.tenant:
             own = [each for each in waiting if each.tenant == newcomer.tenant]
             holder = f" of key '{newcomer.tenant}'"
-            self._check_places(len(own), could_run, _half(config.max_queued_requests), holder)
-            self._check_tokens(own, newcomer, _half(config.max_queued_tokens), holder)
+            self._check_places(len(own), could_run, tenant_share(config.max_queued_requests), holder)
+            self._check_tokens(own, newcomer, tenant_share(config.max_queued_tokens), holder)
         if config.ttft_slo_s is not None:
             self._check_wait(newcomer, waiting, could_run, config.ttft_slo_s)
 
@@ -92,7 +92,8 @@ def _ahead(newcomer: Sequence, waiting: list[Sequence]) -> tuple[int, int]:
     return ahead_tokens, ahead_requests
 
 
-def _half(most: int) -> int:
+def tenant_share(most: int) -> int:
+    """Return how much of a queue of `most` a tenant with a name may hold."""
     return -(-most // 2)
 
 

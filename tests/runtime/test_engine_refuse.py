@@ -4,6 +4,7 @@ import pytest
 
 from optimc.errors import ConfigError, OverloadedError, RequestError
 from optimc_runtime.config import EngineConfig
+from optimc_runtime.request import Terms
 
 
 def test_a_request_that_can_never_fit_is_refused_and_blocks_nobody(make_engine, drive):
@@ -52,6 +53,16 @@ def test_a_full_queue_refuses_at_once_and_accepted_requests_finish(make_engine, 
     assert (len(accepted), refused) == (6, 44)
     drive.run(engine)
     assert {inbox.reason for inbox in accepted} == {"length"}
+
+
+@pytest.mark.parametrize("tenant", ["", "blue"])
+def test_an_idle_engine_takes_in_as_many_as_it_says(make_engine, drive, tenant):
+    engine = make_engine(EngineConfig(max_seqs=2, max_queued_requests=5))
+    for _ in range(engine.max_unfinished(tenant)):
+        drive.submit(engine, [1], drive.greedy(3), terms=Terms(tenant))
+    with pytest.raises(OverloadedError):
+        drive.submit(engine, [1], drive.greedy(3), terms=Terms(tenant))
+    drive.run(engine)
 
 
 def test_the_queue_is_bounded_in_tokens_but_never_closed_to_a_lone_request(make_engine, drive):

@@ -27,7 +27,7 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     """Continue a conversation."""
     fields = await take_request(context, request, ChatRequest)
     engine = context.engine
-    check_choices(context, 1, fields.n)
+    check_choices(context, request.state.tenant, 1, fields.n)
     choices = fields.sampling(context.options.generation_defaults, vocab_size=engine.vocab_size)
     use = tool_use(fields, context.chat_template, engine.tokenizer)
     if use is not None and use.shows_markers:

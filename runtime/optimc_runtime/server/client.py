@@ -87,6 +87,10 @@ class EngineClient(Protocol):
         """Most requests that take part in one step."""
         ...
 
+    def max_unfinished(self, tenant: str) -> int:
+        """Return how many requests of the API key `tenant` ("": nobody's) are taken in while there are no others."""
+        ...
+
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""

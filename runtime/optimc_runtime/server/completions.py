@@ -32,7 +32,7 @@ async def completions(context: ServerContext, request: Request) -> Response:
     """Continue one or more prompts."""
     fields = await take_request(context, request, CompletionRequest)
     engine = context.engine
-    check_choices(context, len(fields.prompt), fields.n)
+    check_choices(context, request.state.tenant, len(fields.prompt), fields.n)
     choices = fields.sampling(context.options.generation_defaults, vocab_size=engine.vocab_size)
     prompts = await completion_prompts(
         fields.prompt, engine.tokenizer, vocab_size=engine.vocab_size, max_seq_len=engine.max_seq_len

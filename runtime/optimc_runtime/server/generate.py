@@ -59,12 +59,13 @@ class Work:
     """What every answer keeps to."""
 
 
-def check_choices(context: ServerContext, num_prompts: int, n: int) -> None:
-    """Raise RequestError if prompts times choices is above the server's limit."""
-    if num_prompts * n > context.options.max_choices:
+def check_choices(context: ServerContext, tenant: str, num_prompts: int, n: int) -> None:
+    """Raise RequestError if prompts times choices is above the server's limit, or more than would ever be taken in."""
+    most = min(context.options.max_choices, context.engine.max_unfinished(tenant))
+    if num_prompts * n > most:
         raise RequestError(
             f"{num_prompts} prompts with n={n} are {num_prompts * n} answers; "
-            f"this server gives at most {context.options.max_choices} per request",
+            f"this server gives at most {most} per request",
             param="n",
         )
 

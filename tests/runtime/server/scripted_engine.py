@@ -117,6 +117,9 @@ class ScriptedEngine:
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
         self.reset()
 
+    def max_unfinished(self, tenant: str) -> int:
+        return 10 if tenant == "small" else 10_000
+
     def reset(self) -> None:
         self.script = Script()
         self.script_for: Callable[[list[int], int], Script] | None = None

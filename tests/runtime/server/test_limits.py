@@ -13,6 +13,7 @@ import pytest
 
 from optimc_runtime.server import ServerOptions
 from optimc_runtime.server.connection import DeadlineProtocol
+from optimc_runtime.server.keys import KeyRing
 
 MIB = 1024 * 1024
 
@@ -194,3 +195,16 @@ def test_a_slow_reader_gets_everything(unread):
             time.sleep(0.1)
     assert received.startswith(b"HTTP/1.1 200")
     assert b"data: [DONE]\n\n" in received
+
+
+def test_more_answers_than_would_ever_be_taken_in_are_no_overload(start_server, engine, template):
+    ring = KeyRing.from_text("small:small-0123456789abcdef")
+    headers = {"Authorization": "Bearer small-0123456789abcdef"}
+    with start_server(engine, template, ServerOptions(), keys=ring) as served:
+        body = {"prompt": ["a", "b", "c"], "n": 3, "max_tokens": 1}
+        assert served.http.post("/v1/completions", json=body, headers=headers).status_code == 200
+        refused = served.http.post("/v1/completions", json={**body, "n": 4}, headers=headers)
+        assert refused.status_code == 400
+        assert "3 prompts with n=4 are 12 answers; this server gives at most 10" in refused.json()["error"]["message"]
+        chat = {"messages": [{"role": "user", "content": "a"}], "n": 11}
+        assert served.http.post("/v1/chat/completions", json=chat, headers=headers).status_code == 400
