@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import selectors
-import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,15 +120,18 @@ class Bench:
     def _serve(self, case: Case) -> dict[str, float]:
         """The engine's own thread, and streams that another process reads over HTTP."""
         engine, executor = self._engine(case)
-        fields = {"model": "stand-in", "max_tokens": self._steps, "stream": True, "ignore_eos": True}
+        fields = {
+            "max_tokens": self._steps, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}
+        }  # fmt: skip
         bodies = [
             json.dumps({**fields, **SAMPLINGS[case.sampling], "prompt": prompt})
             for prompt in self._prompts[: case.batch]
         ]
         with engine, _served(engine) as (url, event_loop):
             before, cpu_before_s = self._snapshot(engine, executor), _cpu_s(event_loop)
-            client = [sys.executable, str(Path(__file__).resolve()), "--client", url]
-            subprocess.run(client, input="\n".join(bodies), text=True, check=True)
+            address = url.removeprefix("http://").rsplit(":", 1)
+            client = [sys.executable, str(Path(__file__).parent / "serving_client.py"), *address, "/v1/completions"]
+            subprocess.run(client, input="\n".join(bodies), text=True, check=True, stdout=subprocess.DEVNULL)
             after, cpu_after_s = self._snapshot(engine, executor), _cpu_s(event_loop)
         figures = _phases(before, after, None)
         return {**figures, "loop cpu": (cpu_after_s - cpu_before_s) / (after["steps"] - before["steps"]) * 1e6}
@@ -184,29 +185,6 @@ def _cpu_s(thread: threading.Thread) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
-def read_streams(url: str, bodies: Sequence[str]) -> None:
-    """Send every body on a connection of its own and read all replies to their ends, as cheaply as can be."""
-    host, port = url.removeprefix("http://").rsplit(":", 1)
-    tails: dict[socket.socket, bytes] = {}
-    with selectors.DefaultSelector() as selector:
-        for body in bodies:
-            connection = socket.create_connection((host, int(port)))
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
-            connection.sendall((head + body).encode())
-            tails[connection] = b""
-            selector.register(connection, selectors.EVENT_READ, connection)
-        while tails:
-            for key, _ in selector.select():
-                connection = key.data
-                received = connection.recv(1 << 16)
-                assert received, "the server hung up"
-                tails[connection] = (tails[connection] + received)[-32:]
-                if tails[connection].endswith(b"0\r\n\r\n"):
-                    assert b"[DONE]" in tails.pop(connection)
-                    selector.unregister(connection)
-                    connection.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
@@ -237,7 +215,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--client"]:
-        read_streams(sys.argv[2], sys.stdin.read().split("\n"))
-    else:
-        main()
+    main()
