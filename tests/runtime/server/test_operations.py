@@ -287,6 +287,7 @@ class Engine:
         return RequestId(request_id)
     def abort(self, request_id): pass
     def is_healthy(self, threshold_s): return True
+    def max_unfinished(self, tenant): return 64
     def stalled_s(self): return 0.0
     def stats(self): raise NotImplementedError
 
