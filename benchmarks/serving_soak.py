@@ -160,6 +160,12 @@ def growth(samples: Sequence[Sample]) -> tuple[float, float]:
     return slope, float(np.sqrt(left @ left / (len(parts) - 2) / (centred @ centred)))
 
 
+def course(samples: Sequence[Sample]) -> str:
+    """Return the mean resident memory of each tenth of the run, in MB."""
+    parts = [part for part in np.array_split([sample.resident_bytes / 1e6 for sample in samples], 10) if len(part)]
+    return " ".join(f"{part.mean():.1f}" for part in parts)
+
+
 def judge(
     soak: Soak, metrics: dict[str, float], lines: Sequence[dict[str, Any]], idle: Sequence[Sample]
 ) -> list[Verdict]:
@@ -245,6 +251,10 @@ def main() -> int:
     table += [f"| {kind} | {how} | {count:,} |" for (kind, how), count in sorted(soak.outcomes.items())]
     table += ["", f"{minutes:g} minutes, {options.clients} clients and bursts of {BURST}; preemptions"]
     table[-1] += f" {metrics['optimc_preemptions_total']:,.0f}, blocks evicted {total(metrics, EVICTED):,.0f}."
+    table += [
+        "",
+        f"Resident memory on the way, MB: {course(soak.samples)}. A leak rises evenly, an allocator ever less.",
+    ]
     write_report(options.output, "Serving: soak", options.plan, table)
     return 0 if all(verdict.is_good for verdict in verdicts) else 1
 

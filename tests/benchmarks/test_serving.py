@@ -12,7 +12,7 @@ from serving_hostile import Hostile
 from serving_load import Reply, ask, request, total
 from serving_mix import Errand, Mix
 from serving_overhead import has_text
-from serving_soak import Sample, Soak, growth, judge, outcome
+from serving_soak import Sample, Soak, course, growth, judge, outcome
 
 
 @pytest.fixture
@@ -122,6 +122,12 @@ def test_an_errand_ends_as_it_has_to():
 
 def samples(*sizes):
     return [Sample(at_s=5.0 * number, resident_bytes=size, files=10, threads=4) for number, size in enumerate(sizes)]
+
+
+def test_the_course_of_memory_is_told_in_tenths():
+    samples = [Sample(float(at), at * 1_000_000, 10, 4) for at in range(20)]
+    assert course(samples).split() == [f"{0.5 + 2 * tenth:.1f}" for tenth in range(10)]
+    assert course(samples[:1]) == "0.0"
 
 
 def test_growth_is_a_slope_with_its_error_and_leaves_out_the_start():
