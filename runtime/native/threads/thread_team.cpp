@@ -24,9 +24,9 @@ namespace {
 constexpr int kSpins = 400;
 // Longer than the gap between two steps of a busy engine.
 constexpr auto kYielding = std::chrono::milliseconds(2);
-// A yield that comes back later than this went to a thread that uses up its turns, not to one that soon waits again. Each
-// such yield costs a turn, of which threads that wait for each other make hundreds; one that sleeps gets its core back
-// when it is woken.
+// A yield that comes back later than this went to a thread that uses up its turns, not to one that soon waits again.
+// Each such yield costs a turn, of which threads that wait for each other make hundreds; one that sleeps gets its core
+// back when it is woken.
 constexpr auto kTurn = std::chrono::milliseconds(1);
 // How long that thread is believed to stay.
 constexpr auto kCrowded = std::chrono::milliseconds(20);

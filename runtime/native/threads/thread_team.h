@@ -12,8 +12,8 @@
 namespace optimc {
 
 // One counter that threads wait on: for a short while spinning, then yielding (unless others take up what is yielded),
-// then asleep, so that a waiting thread costs nanoseconds while its mates are about to be done and nothing when they are
-// not.
+// then asleep, so that a waiting thread costs nanoseconds while its mates are about to be done and nothing when they
+// are not.
 class WaitCounter {
   public:
     // Return once the value is no longer `old`. What was written before the `advance` that changed it is visible then.
