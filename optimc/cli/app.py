@@ -30,6 +30,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes cut option names short at 80 columns
+    context_settings={"max_content_width": 120},
 )
 app.command("build")(build)
 app.command("export")(export)

@@ -122,7 +122,7 @@ class SamplingParams:
             self.speculation,
             f"one of {', '.join(SPECULATIONS)}",
         )
-        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
+        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", list(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         if self.prompt_logprobs and self.logprobs is None:
             raise RequestError("log-probabilities of the prompt are reported only with logprobs", param="echo")
         for text in self.stop:

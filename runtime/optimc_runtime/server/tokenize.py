@@ -14,6 +14,7 @@ from optimc_runtime.server.prompts import chat_prompt, refuse_hopeless
 from optimc_runtime.server.protocol.chat import ChatRequest
 from optimc_runtime.server.protocol.generation import check_token_ids
 from optimc_runtime.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from optimc_runtime.server.tools.use import tool_use
 
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
@@ -33,6 +34,7 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
         raise RequestError("add_special_tokens is for prompt: templates write their own", param="add_special_tokens")
     else:
         chat = ChatRequest.model_construct(messages=fields.messages)
+        tool_use(chat, context.chat_template, engine.tokenizer)  # refuses what a chat completion would
         ids = await chat_prompt(chat, context.chat_template, engine.tokenizer, max_seq_len=engine.max_seq_len)
     return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.max_seq_len})
 

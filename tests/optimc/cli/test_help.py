@@ -21,3 +21,9 @@ def test_commands_that_decode_say_how_tokens_are_guessed(command):
     assert result.exit_code == 0
     for option in ("--speculation", "--no-speculation", "--lossy-acceptance", "--typical-epsilon", "--typical-delta"):
         assert option in result.output
+
+
+def test_no_option_is_cut_short_on_a_narrow_terminal():
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"})
+    for option in ("--max-queued-requests", "--ignore-generation-config", "--inflight-batching"):
+        assert option in result.output

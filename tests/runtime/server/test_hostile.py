@@ -230,6 +230,10 @@ def test_a_failure_of_our_own_is_a_500_that_tells_no_secrets(served, error_of):
     assert served.chat("hi").status_code == 200
 
 
+def test_too_many_stops_are_quoted_as_they_were_sent(served, error_of):
+    assert "got ['a', 'b', 'c', 'd', 'e']" in error_of(served.chat("hi", stop=list("abcde")))["message"]
+
+
 def test_broken_http_is_refused_and_hurts_nobody(served):
     for garbage in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"):
         with served.connect() as connection:

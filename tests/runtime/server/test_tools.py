@@ -332,6 +332,8 @@ def test_strict_is_taken_where_a_call_is_sure(taught):
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLING = {"role": "assistant", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
 
 
 @pytest.mark.parametrize(
@@ -360,8 +362,8 @@ def test_messages_that_make_no_sense_are_refused(taught, error_of, message):
     "fields",
     [
         {"tools": TOOLS},
-        {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
-        {"messages": [{"role": "tool", "tool_call_id": "c", "content": "x"}]},
+        {"messages": [CALLING]},
+        {"messages": [RESULT]},
     ],
 )
 def test_a_template_without_tools_is_told_apart(served, error_of, fields):
@@ -371,6 +373,13 @@ def test_a_template_without_tools_is_told_apart(served, error_of, fields):
     assert (error["param"], error["code"]) == ("tools", "tools_unsupported")
     assert "no place for tools" in error["message"]
     assert served.chat("hi", tools=TOOLS, tool_choice="none").status_code == 200
+
+
+@pytest.mark.parametrize("message", [CALLING, RESULT], ids=["call", "result"])
+def test_tokenize_refuses_the_conversations_that_a_chat_completion_would(served, error_of, message):
+    for path in ("/tokenize", "/v1/chat/completions"):
+        error = error_of(served.http.post(path, json={"messages": [message]}))
+        assert error["code"] == "tools_unsupported", path
 
 
 def test_a_template_whose_format_nobody_knows_is_told_apart(start_server, engine, error_of):
