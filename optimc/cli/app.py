@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 import optimc
+from optimc.cli.attribute import attribute
 from optimc.cli.bench import bench
 from optimc.cli.build import build
 from optimc.cli.chat import chat
@@ -20,7 +21,10 @@ from optimc.cli.compare import compare
 from optimc.cli.evaluate import evaluate
 from optimc.cli.export import export
 from optimc.cli.inspect import inspect
+from optimc.cli.prefix_report import prefix_report
 from optimc.cli.recipe_schema import print_recipe_schema
+from optimc.cli.roofline import roofline
+from optimc.cli.search import search
 from optimc.cli.serve import serve
 from optimc.errors import OptimcError
 
@@ -41,6 +45,10 @@ app.command("chat")(chat)
 app.command("bench")(bench)
 app.command("eval")(evaluate)
 app.command("compare")(compare)
+app.command("roofline")(roofline)
+app.command("attribute")(attribute)
+app.command("search")(search)
+app.command("prefix-report")(prefix_report)
 app.command("recipe-schema")(print_recipe_schema)
 
 
