@@ -36,8 +36,10 @@ class EvalResult:
     """Predicted tokens: windows * (length - 1)."""
     note: str | None = None
     """Why there is no reference."""
+    kl_windows: tuple[float, ...] = ()
+    """KL of each window alone, nats per token, in the windows' order: what plans are paired by. Empty without one."""
 
-    def to_json(self) -> dict[str, float | int | str | None]:
+    def to_json(self) -> dict[str, float | int | str | list[float] | None]:
         """Return the figures by name, and why some are null."""
         return {
             "perplexity": self.perplexity,
@@ -45,6 +47,7 @@ class EvalResult:
             "kl_mean": self.kl_mean,
             "top1_agreement": self.top1_agreement,
             "tokens": self.tokens,
+            "kl_windows": list(self.kl_windows),
             **({"note": self.note} if self.note is not None else {}),
         }
 
@@ -90,13 +93,16 @@ def evaluate(
     if length > engine.max_seq_len:
         raise MeasureError(f"windows of {length} tokens exceed the plan's max_seq_len {engine.max_seq_len}")
     total = WindowScore()
+    kl_windows: list[float] = []
     progress(0, count, "eval")
     for number, window in enumerate(windows):
         expected = None if reference is None else reference.logits(window)
         try:
-            total += score_window(window, engine.score(window.tolist()), expected)
+            score = score_window(window, engine.score(window.tolist()), expected)
         except ValueError as error:
             raise MeasureError(f"{engine.manifest.name}, window {number}: {error}") from error
+        total += score
+        kl_windows.append(score.kl / score.predictions)
         progress(number + 1, count, "eval")
     if reference is None:
         return EvalResult(total.perplexity, None, None, None, total.predictions, note)
@@ -106,6 +112,7 @@ def evaluate(
         kl_mean=total.kl / total.predictions,
         top1_agreement=total.top1_matches / total.predictions,
         tokens=total.predictions,
+        kl_windows=tuple(kl_windows),
     )
 
 
