@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optimc.errors import OptimcError
-from optimc.measure.config import BenchConfig
 from optimc.measure.machine import read_machine
 from optimc.measure.prompt_file import read_prompts
 from optimc.measure.speculation import bench_speculation
 from optimc.measure.speculation_result import SpeculationResult
+from optimc.measure.workload import Workload
 from optimc.plan import Plan
 from optimc_runtime.chat_template import ChatTemplate
 from optimc_runtime.config import EngineConfig, SpeculationOptions
@@ -134,7 +134,7 @@ def main() -> int:
         for kind, temperature, batch in itertools.product(options.kinds, options.temperatures, options.batches):
             rows = read_prompts(HERE / "prompts" / f"{kind}.jsonl")
             prompts = [row.encode(engine.tokenizer, template) for row in rows]
-            config = BenchConfig(
+            config = Workload(
                 output_tokens=OUTPUT_TOKENS,
                 concurrency=batch,
                 requests=max(len(prompts), 2 * batch),
@@ -169,7 +169,7 @@ def main() -> int:
     return int("fail" in (*outcomes, mean_line(speculation.mode, data["cells"])[1]))
 
 
-def _measured(engine: Engine, config: BenchConfig, prompts: list[list[int]]) -> SpeculationResult:
+def _measured(engine: Engine, config: Workload, prompts: list[list[int]]) -> SpeculationResult:
     result = bench_speculation(engine, config, prompts=prompts).speculation
     assert result is not None
     return result

@@ -100,8 +100,8 @@ def bench(
 
     from optimc.cli.engine_options import load_engine, speculation_options
     from optimc.measure.bench import run_bench
-    from optimc.measure.config import BenchConfig
     from optimc.measure.speculation import bench_speculation
+    from optimc.measure.workload import Workload
 
     if (plan_path is None) == (url is None):
         raise ConfigError("options", [Fault("bench", "give either a PLAN or --url")])
@@ -122,7 +122,7 @@ def bench(
         faults = [Fault(name, "needs a PLAN, not --url") for name, is_given in given.items() if is_given]
         if faults:
             raise ConfigError("options", faults)
-    config = BenchConfig(
+    config = Workload(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         concurrency=concurrency,

@@ -4,13 +4,13 @@ from optimc.measure.bench import run_bench
 from optimc.measure.bench_result import BenchResult
 from optimc.measure.compare_plans import CompareConfig, compare
 from optimc.measure.comparison import Comparison, Row
-from optimc.measure.config import BenchConfig
 from optimc.measure.evaluation import EvalResult, eval_plan, evaluate
 from optimc.measure.machine import Machine, read_machine
+from optimc.measure.workload import Workload
 from optimc.progress import Progress
 
 __all__ = [
-    "BenchConfig",
+    "Workload",
     "BenchResult",
     "CompareConfig",
     "Comparison",

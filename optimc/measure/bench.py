@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from optimc.errors import MeasureError
 from optimc.measure.bench_result import BenchResult, TokenRange
 from optimc.measure.closed_loop import LoadRun, run_closed_loop
-from optimc.measure.config import BenchConfig
 from optimc.measure.driver import Clock, Driver
 from optimc.measure.engine_driver import EngineDriver
 from optimc.measure.exchange import Exchange, TokenSource
@@ -20,6 +19,7 @@ from optimc.measure.machine import read_machine
 from optimc.measure.percentile import Distribution
 from optimc.measure.served_engine import ServedEngine
 from optimc.measure.throughput import measured_wall_s, steady_tokens_per_s, whole_run_tokens_per_s
+from optimc.measure.workload import Workload
 from optimc.progress import Progress, no_progress
 
 MAX_HIT_RATE = 0.03
@@ -28,7 +28,7 @@ MAX_HIT_RATE = 0.03
 
 def run_bench(
     target: ServedEngine | str,
-    config: BenchConfig,
+    config: Workload,
     progress: Progress = no_progress,
     *,
     model: str | None = None,
@@ -51,7 +51,7 @@ def run_bench(
 
 
 async def bench_driver(
-    driver: Driver, config: BenchConfig, clock: Clock, run_id: str, progress: Progress = no_progress
+    driver: Driver, config: Workload, clock: Clock, run_id: str, progress: Progress = no_progress
 ) -> BenchResult:
     """Run the load through a driver and sum up. `run_id` makes the prompts unlike those of any other run."""
     label = f"bench, concurrency {config.concurrency}"
@@ -66,7 +66,7 @@ async def bench_driver(
         await driver.close()
 
 
-def summarize(run: LoadRun, config: BenchConfig, description: str, notes: Sequence[str] = ()) -> BenchResult:
+def summarize(run: LoadRun, config: Workload, description: str, notes: Sequence[str] = ()) -> BenchResult:
     """Turn exchanges into figures. Raises MeasureError when every request failed."""
     good = [exchange for exchange in run.measured if exchange.succeeded]
     failures = Counter(exchange.failure for exchange in run.measured if exchange.failure is not None)
@@ -110,7 +110,7 @@ def _milliseconds(values: Sequence[float | None]) -> Distribution:
     return Distribution.of([value * 1e3 for value in values if value is not None])
 
 
-def _prefill_tokens_per_s(good: Sequence[Exchange], config: BenchConfig) -> float | None:
+def _prefill_tokens_per_s(good: Sequence[Exchange], config: Workload) -> float | None:
     """With several clients TTFT holds the others' work too, so the quotient would mean nothing."""
     if config.concurrency > 1:
         return None
@@ -125,7 +125,7 @@ def _weakest_source(good: Sequence[Exchange]) -> TokenSource:
 
 
 def _warnings(
-    config: BenchConfig,
+    config: Workload,
     hit_rate: float | None,
     prompt: TokenRange | None,
     output: TokenRange | None,

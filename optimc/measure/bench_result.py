@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from optimc.measure.config import BenchConfig
 from optimc.measure.exchange import TokenSource
 from optimc.measure.machine import Machine
 from optimc.measure.percentile import MIN_SAMPLES_P99, Distribution
 from optimc.measure.speculation_result import SpeculationResult
+from optimc.measure.workload import Workload
 
 DEFINITIONS = {
     "ttft_ms": "time to first token: from sending to the first chunk with content or a token, queueing included",
@@ -53,7 +53,7 @@ class BenchResult:
     """One benchmark run. Latencies come from good requests only; throughput counts only their tokens."""
 
     description: str
-    config: BenchConfig
+    config: Workload
     machine: Machine
     requests: int
     failures: dict[str, int]

@@ -15,10 +15,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from optimc.measure.config import BenchConfig
 from optimc.measure.driver import Clock, Driver
 from optimc.measure.exchange import Exchange
 from optimc.measure.prompts import PromptSource
+from optimc.measure.workload import Workload
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class LoadRun:
 
 
 async def run_closed_loop(
-    driver: Driver, prompts: PromptSource, config: BenchConfig, clock: Clock, on_measured: Callable[[int], None]
+    driver: Driver, prompts: PromptSource, config: Workload, clock: Clock, on_measured: Callable[[int], None]
 ) -> LoadRun:
     """Run the load. `on_measured(done)` is called after each measured request."""
     return await _ClosedLoop(driver, prompts, config, clock, on_measured).run()
@@ -47,7 +47,7 @@ class _ClosedLoop:
         self,
         driver: Driver,
         prompts: PromptSource,
-        config: BenchConfig,
+        config: Workload,
         clock: Clock,
         on_measured: Callable[[int], None],
     ) -> None:

@@ -22,13 +22,13 @@ from optimc.errors import CheckpointError, ConfigError, Fault, MeasureError
 from optimc.measure.bench import run_bench
 from optimc.measure.bench_result import BenchResult
 from optimc.measure.comparison import Comparison, Row, mark_front
-from optimc.measure.config import BenchConfig
 from optimc.measure.evaluation import evaluate, load_reference, plan_windows
 from optimc.measure.gates import failed_gates
 from optimc.measure.machine import Machine, read_machine
 from optimc.measure.measurement import LoadFigures, Measurement, MeasurementStore
 from optimc.measure.reference import RecordedReference, Reference
 from optimc.measure.served_engine import ServedEngine
+from optimc.measure.workload import Workload
 from optimc.plan import Manifest, Plan
 from optimc.progress import Progress, no_progress
 from optimc.recipe import QualitySpec
@@ -36,7 +36,7 @@ from optimc.recipe import QualitySpec
 RECIPE_SUFFIXES = (".yaml", ".yml")
 
 LoadReference = Callable[[Manifest], Reference]
-Bench = Callable[[ServedEngine, BenchConfig, Progress], BenchResult]
+Bench = Callable[[ServedEngine, Workload, Progress], BenchResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CompareConfig:
     concurrencies: tuple[int, ...] = (1, 8)
     """Ascending; TTFT and TPOT in the table are those of the first."""
     requests: int | None = None
-    """Measured at each concurrency; None as in BenchConfig, and never fewer than the concurrency."""
+    """Measured at each concurrency; None as in Workload, and never fewer than the concurrency."""
     warmup_requests: int | None = None
     seed: int = 0
     threads: int | None = None
@@ -70,9 +70,9 @@ class CompareConfig:
             raise ConfigError("comparison options", faults)
         self.benches()
 
-    def benches(self) -> list[BenchConfig]:
+    def benches(self) -> list[Workload]:
         """Return the benchmark of each concurrency."""
-        base = BenchConfig(
+        base = Workload(
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             warmup_requests=self.warmup_requests,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from optimc.measure.config import BenchConfig
 from optimc.measure.exchange import Exchange
 from optimc.measure.prompts import Prompt, PromptSource
+from optimc.measure.workload import Workload
 
 Clock = Callable[[], float]
 """Seconds from an arbitrary start, never going back."""
@@ -21,7 +21,7 @@ class Driver(Protocol):
         """What is being measured, for the report."""
         ...
 
-    async def prepare(self, config: BenchConfig, run_id: str) -> PromptSource:
+    async def prepare(self, config: Workload, run_id: str) -> PromptSource:
         """Check that the target can serve such requests. Raises MeasureError if it cannot; returns the prompts."""
         ...
 

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Sequence
 
 from optimc.errors import MeasureError, OptimcError
-from optimc.measure.config import BenchConfig
 from optimc.measure.driver import Clock
 from optimc.measure.exchange import Chunk, Exchange
 from optimc.measure.prompts import IdPrompts, Prompt, PromptSource, usable_ids
 from optimc.measure.served_engine import ServedEngine
+from optimc.measure.workload import Workload
 from optimc_runtime.request import RequestOutput, SamplingParams
 
 
@@ -32,7 +32,7 @@ class EngineDriver:
         self._prompts = prompts
         self._speculation = speculation
         self._sent = 0
-        self._config = BenchConfig()
+        self._config = Workload()
 
     @property
     def description(self) -> str:
@@ -40,7 +40,7 @@ class EngineDriver:
         manifest = self._engine.manifest
         return f"{manifest.name} ({manifest.target.backend}), in process"
 
-    async def prepare(self, config: BenchConfig, run_id: str) -> PromptSource:
+    async def prepare(self, config: Workload, run_id: str) -> PromptSource:
         """Check lengths against the engine's limit and empty the prefix cache. Raises MeasureError."""
         engine, given = self._engine, self._prompts
         prompt_tokens = config.prompt_tokens if given is None else max(len(prompt) for prompt in given)

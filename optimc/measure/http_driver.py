@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 
 from optimc.errors import MeasureError
-from optimc.measure.config import BenchConfig
 from optimc.measure.driver import Clock
 from optimc.measure.exchange import Chunk, Exchange
 from optimc.measure.prompts import IdPrompts, Prompt, PromptSource, TextPrompts
 from optimc.measure.sse import SseParser
+from optimc.measure.workload import Workload
 
 ID_RANGES = (range(1000, 30000), range(300, 380))
 """Ids tried for prompts, the first range that the server takes: inside every large vocabulary and clear of the special
@@ -60,7 +60,7 @@ class HttpDriver:
         """Model and address."""
         return f"{self._model or 'model'} at {self._base_url}"
 
-    async def prepare(self, config: BenchConfig, run_id: str) -> PromptSource:
+    async def prepare(self, config: Workload, run_id: str) -> PromptSource:
         """Find the model and the form of prompt the server takes. Raises MeasureError."""
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
@@ -155,7 +155,7 @@ class HttpDriver:
         self._sent = 0  # the load counts from here
         return exchange
 
-    async def _calibrated_text(self, config: BenchConfig, run_id: str) -> PromptSource:
+    async def _calibrated_text(self, config: Workload, run_id: str) -> PromptSource:
         """Fit tokens = a + b * words to two probes. Without usage, a word is taken for a token."""
         self._in_words = True
         counts: list[int | None] = []

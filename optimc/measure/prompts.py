@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import MeasureError
-from optimc.measure.config import BenchConfig
+from optimc.measure.workload import Workload
 
 Prompt = list[int] | str
 PromptSource = Callable[[int], Prompt]
@@ -35,7 +35,7 @@ WORDS = tuple(_TEXT.split())
 class IdPrompts:
     """Prompts of exactly `prompt_tokens` ids, drawn evenly from the vocabulary without its special tokens."""
 
-    def __init__(self, config: BenchConfig, run_id: str, allowed: Sequence[int] | NDArray[np.int64]) -> None:
+    def __init__(self, config: Workload, run_id: str, allowed: Sequence[int] | NDArray[np.int64]) -> None:
         self._config = config
         self._run_id = run_id
         self._allowed = np.asarray(allowed, np.int64)
@@ -63,7 +63,7 @@ class IdPrompts:
 class TextPrompts:
     """Prompts in words, for servers that take no ids. `words_for` turns a length in tokens into one in words."""
 
-    def __init__(self, config: BenchConfig, run_id: str, words_for: Callable[[int], int]) -> None:
+    def __init__(self, config: Workload, run_id: str, words_for: Callable[[int], int]) -> None:
         self._config = config
         self._run_id = run_id
         self._words_for = words_for

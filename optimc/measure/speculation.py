@@ -13,12 +13,12 @@ from typing import Protocol
 from optimc.measure.bench import summarize
 from optimc.measure.bench_result import BenchResult
 from optimc.measure.closed_loop import LoadRun, run_closed_loop
-from optimc.measure.config import BenchConfig
 from optimc.measure.driver import Clock
 from optimc.measure.engine_driver import EngineDriver
 from optimc.measure.exchange import Exchange
 from optimc.measure.served_engine import ServedEngine
 from optimc.measure.speculation_result import SpeculationResult
+from optimc.measure.workload import Workload
 from optimc.progress import Progress, no_progress
 from optimc_runtime.speculate.controller import choose
 from optimc_runtime.speculate.cost_model import CostModel
@@ -67,7 +67,7 @@ class _Side:
 
 def bench_speculation(
     engine: SpeculatingEngine,
-    config: BenchConfig,
+    config: Workload,
     progress: Progress = no_progress,
     *,
     prompts: Sequence[Sequence[int]] | None = None,
@@ -105,7 +105,7 @@ def bench_speculation(
     return replace(shown, speculation=comparison, warnings=warnings)
 
 
-async def _run_block(driver: EngineDriver, config: BenchConfig, clock: Clock, progress: Progress) -> LoadRun:
+async def _run_block(driver: EngineDriver, config: Workload, clock: Clock, progress: Progress) -> LoadRun:
     label = f"bench, concurrency {config.concurrency}"
     progress(0, config.num_requests, label)
     prompts = await driver.prepare(config, secrets.token_hex(8))

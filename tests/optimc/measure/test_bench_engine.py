@@ -5,15 +5,15 @@ from rich.console import Console
 
 from optimc.errors import MeasureError, OverloadedError
 from optimc.measure.bench import bench_driver
-from optimc.measure.config import BenchConfig
 from optimc.measure.engine_driver import EngineDriver
+from optimc.measure.workload import Workload
 
 
 @pytest.fixture
 def bench(virtual_time):
     def run(engine, run_id="run", **options):
         driver = EngineDriver(engine, virtual_time.clock)
-        return virtual_time.run(bench_driver(driver, BenchConfig(**options), virtual_time.clock, run_id))
+        return virtual_time.run(bench_driver(driver, Workload(**options), virtual_time.clock, run_id))
 
     return run
 
@@ -123,7 +123,7 @@ def test_prompts_share_nothing_with_an_earlier_run(bench, scripted_engine, stead
     async def both():
         for run_id in ("first", "second"):
             driver = EngineDriver(engine, virtual_time.clock)
-            config = BenchConfig(prompt_tokens=64, output_tokens=2)
+            config = Workload(prompt_tokens=64, output_tokens=2)
             rates.append((await bench_driver(driver, config, virtual_time.clock, run_id)).prefix_hit_rate)
 
     virtual_time.run(both())

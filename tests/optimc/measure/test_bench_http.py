@@ -5,8 +5,8 @@ import pytest
 
 from optimc.errors import MeasureError
 from optimc.measure.bench import bench_driver
-from optimc.measure.config import BenchConfig
 from optimc.measure.http_driver import HttpDriver
+from optimc.measure.workload import Workload
 
 URL = "http://stub"
 
@@ -15,7 +15,7 @@ URL = "http://stub"
 def bench(virtual_time):
     def run(server, *, chat=False, url=URL, **options):
         driver = HttpDriver(url, virtual_time.clock, chat=chat, transport=server.transport)
-        return virtual_time.run(bench_driver(driver, BenchConfig(**options), virtual_time.clock, "run"))
+        return virtual_time.run(bench_driver(driver, Workload(**options), virtual_time.clock, "run"))
 
     return run
 
@@ -167,4 +167,4 @@ def test_no_server_is_one_clear_line(virtual_time):
 
     driver = HttpDriver(URL, virtual_time.clock, transport=httpx.MockTransport(refuse))
     with pytest.raises(MeasureError, match=r"http://stub/v1/models gives no model name .* is the server up\?"):
-        virtual_time.run(bench_driver(driver, BenchConfig(), virtual_time.clock, "run"))
+        virtual_time.run(bench_driver(driver, Workload(), virtual_time.clock, "run"))

@@ -3,8 +3,8 @@ from itertools import combinations
 import pytest
 
 from optimc.errors import ConfigError, MeasureError
-from optimc.measure.config import BenchConfig
 from optimc.measure.prompts import UNIQUE_TOKENS, IdPrompts, TextPrompts, usable_ids
+from optimc.measure.workload import Workload
 
 
 def common(a, b):
@@ -12,7 +12,7 @@ def common(a, b):
 
 
 def prompts(run_id="run", **options):
-    source = IdPrompts(BenchConfig(**options), run_id, usable_ids(384, {1, 2}))
+    source = IdPrompts(Workload(**options), run_id, usable_ids(384, {1, 2}))
     return [source(i) for i in range(20)]
 
 
@@ -44,11 +44,11 @@ def test_same_prompts_are_the_same_within_a_run_only():
 
 def test_one_usable_id_cannot_make_unique_prompts():
     with pytest.raises(MeasureError, match="1 usable token ids"):
-        IdPrompts(BenchConfig(), "run", usable_ids(2, {0}))
+        IdPrompts(Workload(), "run", usable_ids(2, {0}))
 
 
 def test_texts_differ_from_their_first_word_on():
-    source = TextPrompts(BenchConfig(prompt_tokens=50), "run", lambda tokens: tokens)
+    source = TextPrompts(Workload(prompt_tokens=50), "run", lambda tokens: tokens)
     texts = [source(i) for i in range(10)]
     assert len({text.split()[0] for text in texts}) == 10
     assert all(len(text.split()) == 51 for text in texts)
@@ -56,5 +56,5 @@ def test_texts_differ_from_their_first_word_on():
 
 def test_all_bad_options_are_named_at_once():
     with pytest.raises(ConfigError) as caught:
-        BenchConfig(prompt_tokens=0, output_tokens=0, concurrency=4, requests=2, timeout_s=0)
+        Workload(prompt_tokens=0, output_tokens=0, concurrency=4, requests=2, timeout_s=0)
     assert [fault.where for fault in caught.value.faults] == ["prompt_tokens", "output_tokens", "requests", "timeout_s"]

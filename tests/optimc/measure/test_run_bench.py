@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from optimc.errors import MeasureError
-from optimc.measure import BenchConfig, run_bench
+from optimc.measure import Workload, run_bench
 from optimc_runtime.request import RequestId, RequestOutput, Timings, Usage
 
 
@@ -68,7 +68,7 @@ def test_an_engine_in_another_thread_is_measured_and_left_idle(make_manifest):
     engine = ThreadedEngine(make_manifest())
     progress = []
     try:
-        config = BenchConfig(prompt_tokens=32, output_tokens=200, concurrency=4, requests=20)
+        config = Workload(prompt_tokens=32, output_tokens=200, concurrency=4, requests=20)
         result = run_bench(engine, config, lambda *args: progress.append(args))
     finally:
         engine.close()
@@ -83,4 +83,4 @@ def test_an_engine_in_another_thread_is_measured_and_left_idle(make_manifest):
 
 def test_no_server_is_one_clear_line():
     with pytest.raises(MeasureError, match=r"http://127\.0\.0\.1:1/v1/models gives no model name \(ConnectError"):
-        run_bench("http://127.0.0.1:1", BenchConfig())
+        run_bench("http://127.0.0.1:1", Workload())

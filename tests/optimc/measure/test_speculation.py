@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from optimc.errors import ConfigError, OverloadedError
-from optimc.measure.config import BenchConfig
 from optimc.measure.prompt_file import read_prompts
 from optimc.measure.speculation import RANDOM_PROMPTS, bench_speculation, break_even_batch, summarize_speculation
+from optimc.measure.workload import Workload
 from optimc.plan import Limits
 from optimc_runtime.config import EngineConfig, SpeculationOptions
 from optimc_runtime.engine import Engine
@@ -102,7 +102,7 @@ def engine(make_manifest):
 
 
 def test_an_engine_is_measured_with_and_without_in_turns(engine):
-    config = BenchConfig(prompt_tokens=4, output_tokens=60, requests=2, warmup_requests=1, prompts="some.jsonl")
+    config = Workload(prompt_tokens=4, output_tokens=60, requests=2, warmup_requests=1, prompts="some.jsonl")
     result = bench_speculation(engine, config, prompts=[[1, 2, 3], [5, 6]])
     figures = result.speculation
     assert figures.mode == "ngram"
@@ -130,14 +130,14 @@ def test_failures_without_guesses_are_not_hidden_behind_successes_with(engine):
         return submit(prompt, params, **options)
 
     engine.submit = refusing
-    config = BenchConfig(prompt_tokens=4, output_tokens=8, requests=3, warmup_requests=1)
+    config = Workload(prompt_tokens=4, output_tokens=8, requests=3, warmup_requests=1)
     result = bench_speculation(engine, config)
     assert not result.ok
     assert result.failures == {"OverloadedError: no": 1}
 
 
 def test_random_prompts_come_with_a_warning(engine):
-    config = BenchConfig(prompt_tokens=4, output_tokens=8, requests=1, warmup_requests=0)
+    config = Workload(prompt_tokens=4, output_tokens=8, requests=1, warmup_requests=0)
     assert RANDOM_PROMPTS in bench_speculation(engine, config).warnings
 
 
