@@ -146,6 +146,19 @@ def default_instruction_set() -> str:
     Raises ValueError for an unknown set or one this machine lacks.
     """
 
+def probe_read(words: NDArray[np.uint64], threads: int, rounds: int) -> float:
+    """Return the bytes per second that all threads read together, each its own part of `words` [n], in the best round.
+
+    Small parts are read again and again within a round. Like the other probes it uses the set OPTIMC_ISA names, else the
+    fastest.
+    """
+
+def probe_int8_ops(threads: int, seconds: float) -> float:
+    """Return the 8-bit multiplications and additions per second, each counted, that all threads do at best."""
+
+def probe_float_ops(threads: int, seconds: float) -> float:
+    """Return the same for float32."""
+
 _KvLayer = tuple[int, int, str, str]
 """KV heads, head dim, dtype, and whose scales quantized keys have: "token" or "channel"."""
 
@@ -303,6 +316,13 @@ class Program:
 
         Raises ValueError if there are no heads, or for arrays that do not fit them.
         """
+
+    def populate_pool(self) -> None:
+        """Begin to have the system provide the pool's memory, on a thread of its own; ends with `close`."""
+
+    @property
+    def is_pool_populated(self) -> bool:
+        """Whether `populate_pool` was called and all memory is there."""
 
     def slot_bytes(self, slot: int) -> bytes:
         """Return what a slot of the pool holds in every layer: keys, values and their scales."""
