@@ -26,6 +26,7 @@ from optimc.cli.recipe_schema import print_recipe_schema
 from optimc.cli.roofline import roofline
 from optimc.cli.search import search
 from optimc.cli.serve import serve
+from optimc.cli.slo_option import spread_slo
 from optimc.errors import OptimcError
 
 app = typer.Typer(
@@ -72,6 +73,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; never shows a traceback unless asked to with `--debug`."""
+    sys.argv = spread_slo(sys.argv)
     debug = "--debug" in sys.argv[1:]
     if debug:
         # Accepted anywhere on the line; typer itself would take it only before the command's name.

@@ -406,6 +406,9 @@ void bind_program(nb::module_& m) {
         .def("hidden", &hidden, nb::rv_policy::reference, "What the last step's output head multiplied, [R, d].")
         .def("draft", &draft, "hidden"_a.noconvert(), "tokens"_a.noconvert(), "top"_a,
              "The heads' likeliest candidates: ids and log-probabilities [N * K, top].")
+        .def("populate_pool", [](PyProgram& self) { self.get().pool().populate(); },
+             "Begin to have the system provide the pool's memory, beside everything else.")
+        .def_prop_ro("is_pool_populated", [](PyProgram& self) { return self.get().pool().is_populated(); })
         .def("slot_bytes", &slot_bytes, "slot"_a, "What a slot of the pool holds in every layer.")
         .def("close", [](PyProgram& self) {
             self.program.reset();

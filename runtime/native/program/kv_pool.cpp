@@ -1,7 +1,11 @@
 #include "program/kv_pool.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
+#include <system_error>
 
 #include "kernels/kv_layout.h"
 #include "kernels/kv_move.h"
@@ -9,6 +13,9 @@
 namespace optimc {
 
 namespace {
+
+// Small enough that closing an engine does not wait. (A lower priority would make it wait: behind every busy process.)
+constexpr std::size_t kPopulatedAtOnce = std::size_t{4} << 20;
 
 std::int64_t bytes_of(const KvLayerShape& shape, int block_size) {
     return kv_block_bytes(shape.type, block_size, shape.num_kv_heads, shape.head_dim, shape.channel_keys);
@@ -35,6 +42,32 @@ KvPool::KvPool(std::span<const KvLayerShape> layers, int block_size, std::int64_
             .type = layers[i].type,
         });
     }
+}
+
+KvPool::~KvPool() {
+    // A child that was forked has the pool, but not the thread to wait for.
+    if (populating_.joinable() && process_ != getpid()) populating_.detach();
+}
+
+void KvPool::populate() {
+#ifdef MADV_POPULATE_WRITE
+    if (populating_.joinable()) return;
+    process_ = getpid();
+    const auto work = [this](const std::stop_token& stop) {
+        const std::size_t length = memory_.get_deleter().length;
+        for (std::size_t begin = 0; begin < length; begin += kPopulatedAtOnce) {
+            if (stop.stop_requested()) return;
+            if (madvise(memory_.get() + begin, std::min(kPopulatedAtOnce, length - begin), MADV_POPULATE_WRITE) != 0) {
+                return;  // an older kernel, or no memory: steps find out when they touch it
+            }
+        }
+        is_populated_.store(true, std::memory_order_release);
+    };
+    try {
+        populating_ = std::jthread(work);
+    } catch (const std::system_error&) {
+    }
+#endif
 }
 
 std::int64_t KvPool::block_bytes(std::span<const KvLayerShape> layers, int block_size) {

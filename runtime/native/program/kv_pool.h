@@ -1,9 +1,13 @@
 // The paged KV cache of all layers.
 #pragma once
 
+#include <sys/types.h>
+
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "kernels/types.h"
@@ -22,6 +26,7 @@ class KvPool {
   public:
     // P blocks of S slots for every layer. Memory is the system's until it is touched. Throws std::bad_alloc.
     KvPool(std::span<const KvLayerShape> layers, int block_size, std::int64_t num_blocks);
+    ~KvPool();
 
     // Bytes of one block over all layers, scales included.
     static std::int64_t block_bytes(std::span<const KvLayerShape> layers, int block_size);
@@ -41,6 +46,12 @@ class KvPool {
     // Copy slots in every layer, as if all were read before any is written.
     void move(std::span<const std::int64_t> source, std::span<const std::int64_t> target);
 
+    // Begin to have the system provide all memory, on a thread of its own, so that steps do not wait for it page
+    // by page. Ends with the pool. Without Linux 5.14, or a thread to be had, nothing happens.
+    void populate();
+    // Whether `populate` was called and all memory is there.
+    bool is_populated() const { return is_populated_.load(std::memory_order_acquire); }
+
     // What one slot holds in every layer, one after another.
     std::vector<std::byte> read_slot(std::int64_t slot) const;
 
@@ -49,6 +60,9 @@ class KvPool {
     int block_size_;
     std::int64_t num_blocks_;
     AlignedBytes memory_;
+    std::atomic<bool> is_populated_ = false;
+    std::jthread populating_;  // after the memory: it ends first
+    pid_t process_ = 0;        // whose thread that is
 };
 
 }  // namespace optimc

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -9,22 +10,31 @@ namespace optimc {
 
 namespace {
 
-// A mapping's length is kept in front of it, in a page of its own, so that the memory proper starts on a page.
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 }  // namespace
 
-void FreeAligned::operator()(std::byte* memory) const {
-    std::byte* start = memory - kPage;
-    munmap(start, *reinterpret_cast<std::size_t*>(start));
-}
+void FreeAligned::operator()(std::byte* memory) const { munmap(memory, length); }
 
 AlignedBytes allocate_aligned(std::int64_t bytes) {
-    const std::size_t length = kPage + static_cast<std::size_t>(aligned(bytes));
-    void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const auto wanted = static_cast<std::size_t>(aligned(std::max<std::int64_t>(bytes, 1)));
+    const bool is_huge = wanted >= 2 * kHugePage;
+    const std::size_t unit = is_huge ? kHugePage : kPage;
+    const std::size_t length = (wanted + unit - 1) / unit * unit;
+    // Mappings start on a small page: one huge page more, and what is before and behind is given back.
+    const std::size_t mapped = is_huge ? length + kHugePage : length;
+    void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    *static_cast<std::size_t*>(memory) = length;
-    return AlignedBytes(static_cast<std::byte*>(memory) + kPage);
+    auto* start = static_cast<std::byte*>(memory);
+    if (is_huge) {
+        const std::size_t before = (kHugePage - reinterpret_cast<std::uintptr_t>(memory) % kHugePage) % kHugePage;
+        if (before != 0) munmap(start, before);
+        start += before;
+        munmap(start + length, kHugePage - before);
+        madvise(start, length, MADV_HUGEPAGE);  // where the system has none, small pages do
+    }
+    return AlignedBytes(start, FreeAligned{length});
 }
 
 QuantizedRows QuantizedBuffer::at(std::byte* base, std::int64_t capacity, int term) const {

@@ -55,11 +55,12 @@ struct View {
 };
 
 struct FreeAligned {
+    std::size_t length = 0;  // of the mapping, whole pages
     void operator()(std::byte* memory) const;
 };
 using AlignedBytes = std::unique_ptr<std::byte[], FreeAligned>;
 
-// Zeroed memory that the system provides when it is touched. Throws std::bad_alloc.
+// Zeroed memory that the system provides when it is touched, in huge pages if it is large. Throws std::bad_alloc.
 AlignedBytes allocate_aligned(std::int64_t bytes);
 
 class Workspace {

@@ -14,7 +14,7 @@ from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, 
 from optimc_runtime.executor.cores import usable_cores
 from optimc_runtime.executor.cpu_assembly import assemble, kv_layers
 from optimc_runtime.executor.heads import checked_heads, draft_vocab
-from optimc_runtime.executor.pool_memory import check_pool_memory
+from optimc_runtime.executor.pool_memory import check_pool_memory, may_populate
 
 BACKEND = "cpu"
 MAX_THREADS = 1024
@@ -59,6 +59,8 @@ class CpuExecutor:
         self._draft_vocab = draft_vocab(plan, self._heads)
         self._pool = KvPoolInfo(num_blocks, kv.block_size, bytes_per_block)
         self._program = assemble(plan, program, num_blocks=num_blocks, threads=threads, instruction_set=instruction_set)
+        if may_populate(memory):
+            self._program.populate_pool()
 
     @property
     def pool(self) -> KvPoolInfo:

@@ -7,6 +7,7 @@ mean of the values so far, and adds rows that are wanted to a weight.
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,54 @@ def test_a_child_process_is_told_that_the_threads_are_not_its_own(
     assert in_a_child(use_and_close) == 0
     assert np.array_equal(executor.execute(step).logits, expected)
     executor.close()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * resource.getpagesize()
+
+
+POOL = 512 << 20
+"""Bytes that take a thread some tens of milliseconds."""
+
+
+@pytest.mark.skipif(tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14), reason="Linux provides on touch only")
+def test_the_pools_memory_is_there_before_anybody_asks(make_cpu_plan: Callable[..., Plan], cache_type: Any) -> None:
+    before = resident_bytes()
+    executor = CpuExecutor(make_cpu_plan(), kv_memory_bytes=POOL, threads=1)
+    step = cache_type(8, 4).step([("a", TOKENS)])
+    first = executor.execute(step).logits.copy()  # beside the pool being populated
+    deadline_s = time.monotonic() + 20
+    while not executor._program.is_pool_populated and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert resident_bytes() - before >= POOL
+    assert np.array_equal(executor.execute(step).logits, first)
+    executor.close()
+    assert resident_bytes() - before < POOL / 2
+
+
+def test_an_executor_closes_while_its_pool_is_being_populated(make_cpu_plan: Callable[..., Plan]) -> None:
+    begun_s = time.monotonic()
+    for _ in range(10):
+        CpuExecutor(make_cpu_plan(), kv_memory_bytes=POOL, threads=1).close()
+    assert time.monotonic() - begun_s < 5  # populating ten pools takes longer only on a machine below 1 GB/s
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_process_does_not_wait_for_the_thread_that_populates(make_cpu_plan: Callable[..., Plan]) -> None:
+    executor = CpuExecutor(make_cpu_plan(), kv_memory_bytes=POOL, threads=1)
+    assert in_a_child(executor.close) == 0
+    executor.close()
+
+
+def test_a_pool_that_would_take_what_others_need_comes_as_it_is_used(
+    make_cpu_plan: Callable[..., Plan], cache_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimc_runtime.executor.cpu.may_populate", lambda _bytes: False)
+    before = resident_bytes()
+    executor = CpuExecutor(make_cpu_plan(), kv_memory_bytes=POOL, threads=1)
+    executor.execute(cache_type(8, 4).step([("a", TOKENS)]))
+    assert not executor._program.is_pool_populated
+    assert resident_bytes() - before < POOL / 2
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from optimc.errors import PlanTargetError
-from optimc_runtime.executor.pool_memory import check_pool_memory
+from optimc_runtime.executor.pool_memory import check_pool_memory, may_populate
 
 PLAN = Path("engine.plan")
 
@@ -30,3 +30,31 @@ def test_memory_for_less_than_a_block_is_refused_with_both_sizes() -> None:
 def test_memory_beyond_the_machines_is_refused_with_both_sizes() -> None:
     with pytest.raises(PlanTargetError, match=r"engine\.plan: .* 1,048,577 bytes exceeds .* 1,048,576; lower"):
         check_pool_memory(PLAN, (1 << 20) + 1, bytes_per_block=1000, block_size=16)
+
+
+def system(root: Path, available_kib: int | None, limit: str | None = None, used: str = "0") -> Path:
+    """A machine's proc/ and sys/."""
+    if available_kib is not None:
+        (root / "proc").mkdir()
+        (root / "proc/meminfo").write_text(f"MemTotal: 9999999 kB\nMemAvailable:   {available_kib} kB\nBuffers: 1 kB\n")
+    if limit is not None:
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        (root / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
+        (root / "sys/fs/cgroup/memory.current").write_text(f"{used}\n")
+    return root
+
+
+@pytest.mark.parametrize(("pool", "may"), [(500 * 1024, True), (500 * 1024 + 1, False)])
+def test_a_pool_is_taken_at_once_where_twice_as_much_is_free(tmp_path: Path, pool: int, may: bool) -> None:
+    assert may_populate(pool, system(tmp_path, available_kib=1000)) is may
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "may"), [("max", "0", True), ("2000", "0", True), ("2000", "1", False), ("500", "900", False)]
+)
+def test_the_control_groups_limit_counts(tmp_path: Path, limit: str, used: str, may: bool) -> None:
+    assert may_populate(1000, system(tmp_path, available_kib=1000, limit=limit, used=used)) is may
+
+
+def test_where_nothing_says_what_is_free_nothing_is_taken_at_once(tmp_path: Path) -> None:
+    assert not may_populate(1, system(tmp_path, available_kib=None))
