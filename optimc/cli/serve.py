@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -109,6 +110,22 @@ def serve(
         ),
     ] = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="Serve no page at / and no dashboard.")] = False,
+    log_traffic: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-traffic",
+            metavar="FILE",
+            help="Write every request with its prompt to this new file, one line of JSON each, readable by you alone: "
+            "for optimc prefix-report, and to be replayed by optimc bench --dataset.",
+            show_default=False,
+        ),
+    ] = None,
+    log_traffic_ids: Annotated[
+        bool,
+        typer.Option(
+            "--log-traffic-ids", help="With --log-traffic: the prompts' token ids too, as the model read them."
+        ),
+    ] = False,
     log_format: Annotated[
         str | None,
         typer.Option("--log-format", help="json or text; text on a terminal, else json.", show_default=False),
@@ -153,7 +170,12 @@ def serve(
         from optimc_runtime.server import ServerOptions, check_address
         from optimc_runtime.server import serve as serve_engine
         from optimc_runtime.server.guard import check_exposure, check_origins
+        from optimc_runtime.server.traffic_log import TrafficLog, check_new_file
 
+        if log_traffic_ids and log_traffic is None:
+            raise ConfigError("options", [Fault("--log-traffic-ids", "needs --log-traffic FILE")])
+        if log_traffic is not None:
+            check_new_file(log_traffic)
         keys = _read_keys(api_key_file)
         check_exposure(host, keys, allow=insecure_no_key)
         check_origins(cors_origin or ())
@@ -201,7 +223,11 @@ def serve(
             trust=trust,
         )
         plan.close()
+    traffic = None
     try:
+        if log_traffic is not None:
+            traffic = TrafficLog(log_traffic, ids=log_traffic_ids)
+            logger.warning("%s will hold every prompt in plain text; keep it as you keep what users write", log_traffic)
         if defaults:
             shown = ", ".join(f"{key} {value}" for key, value in defaults.items())
             typer.echo(f"sampling defaults from the checkpoint: {shown} (--ignore-generation-config drops them)")
@@ -218,7 +244,7 @@ def serve(
             engine,
             model_name=name,
             chat_template=template,
-            options=server_options,
+            options=replace(server_options, traffic_log=traffic),
             keys=keys,
             host=host,
             port=port,
@@ -227,6 +253,8 @@ def serve(
         )
     finally:
         engine.close()
+        if traffic is not None:
+            traffic.close()
 
 
 def _read_keys(path: Path | None) -> KeyRing | None:

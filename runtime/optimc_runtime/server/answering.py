@@ -73,6 +73,8 @@ class Answering:
             self._context.phase.active -= self._is_work
             self._context.metrics.count_response(status)
             log_request(record, status, level=self._level)
+            if self._context.options.traffic_log is not None:
+                self._context.options.traffic_log.record(record)
 
     async def _respond(self, request: Request, record: RequestRecord) -> Response:
         deadline_s = asyncio.get_running_loop().time() + self._context.options.request_timeout_s

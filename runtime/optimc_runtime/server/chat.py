@@ -21,6 +21,7 @@ from optimc_runtime.server.structured import grammar_of
 from optimc_runtime.server.tools.parser import ToolParser
 from optimc_runtime.server.tools.use import ToolUse, tool_use
 from optimc_runtime.server.tools.wording import delta_of, joined
+from optimc_runtime.server.traffic_log import Asked
 
 
 async def chat_completions(context: ServerContext, request: Request) -> Response:
@@ -33,6 +34,10 @@ async def chat_completions(context: ServerContext, request: Request) -> Response
     if use is not None and use.shows_markers:
         choices = tuple(replace(params, special_tokens_in_text=True) for params in choices)
     prompt = await chat_prompt(fields, context.chat_template, engine.tokenizer, max_seq_len=engine.max_seq_len)
+    if context.options.traffic_log is not None:
+        request.state.record.asked = Asked(
+            "chat", [prompt], choices[0].max_tokens, messages=fields.messages, tools=fields.shown_tools
+        )
     grammar = await grammar_of(context, fields, None if use is None else use.spec)
     if grammar is not None and use is not None and use.spec is None:
         use = None  # an answer that keeps to another grammar holds no calls

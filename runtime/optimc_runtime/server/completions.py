@@ -22,6 +22,7 @@ from optimc_runtime.server.logprobs import CompletionLogprobs
 from optimc_runtime.server.prompts import completion_prompts
 from optimc_runtime.server.protocol.completions import CompletionRequest
 from optimc_runtime.server.structured import grammar_of
+from optimc_runtime.server.traffic_log import Asked
 
 MAX_SCORED_IN_ALL = 32_768
 """Most prompt tokens whose log-probabilities one request may ask for, choices included: they are kept as objects until
@@ -39,6 +40,8 @@ async def completions(context: ServerContext, request: Request) -> Response:
     )
     if fields.reports_prompt():
         _check_scored(sum(map(len, prompts)) * fields.n)
+    if context.options.traffic_log is not None:
+        request.state.record.asked = Asked("completions", prompts, choices[0].max_tokens, prompts=fields.prompt)
     grammar = await grammar_of(context, fields)
     echoes = await run_in_threadpool(_echoes, fields, prompts, engine.tokenizer) if fields.echo else None
     shape = CompletionShape(engine.tokenizer, return_token_ids=fields.return_token_ids, n=fields.n, echoes=echoes)

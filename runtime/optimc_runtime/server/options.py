@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from optimc.errors import ConfigError, Fault, RequestError
 from optimc_runtime.request import SamplingParams
 from optimc_runtime.server.protocol.generation import DEFAULTABLE
+from optimc_runtime.server.traffic_log import TrafficLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class ServerOptions:
     """Web origins whose pages may call this server; "*" lets all. None: no CORS header is ever sent."""
     show_page: bool = True
     """Serve the page at `/`."""
+    traffic_log: TrafficLog | None = None
+    """Where what is asked is written down, text included; whoever opened it closes it."""
 
     def __post_init__(self) -> None:
         faults = [

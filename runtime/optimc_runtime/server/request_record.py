@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optimc_runtime.request import FinishReason, RequestOutput, Usage
 from optimc_runtime.server.errors import as_api_error
+
+if TYPE_CHECKING:
+    from optimc_runtime.server.traffic_log import Asked
 
 
 @dataclass(slots=True)
@@ -22,6 +25,8 @@ class RequestRecord:
     """Seconds of `time.monotonic()`."""
     error_code: str | None = None
     """Code of the error object the client got."""
+    asked: Asked | None = None
+    """What it asked for, text included: for the traffic log alone, and None where there is none."""
     _answer_id: str | None = None
     _prompts: int = 0
     _choices: int = 0
@@ -35,6 +40,11 @@ class RequestRecord:
         """Note what is to be answered: `choices` per prompt, `prompt_tokens` of all prompts together."""
         self._answer_id, self._prompts, self._choices, self._streams = answer_id, prompts, choices, stream
         self._prompt_tokens = prompt_tokens
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it went as far as to be worked on."""
+        return self._answer_id is not None
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Note an output of choice `index`, prompt-major; the latest of each choice holds its counts and times."""
@@ -61,6 +71,19 @@ class RequestRecord:
         if code is not None:
             known["error"] = code
         return known
+
+    def prompt_figures(self, prompt: int) -> dict[str, Any]:
+        """Return what is known of one prompt's choices: cached_tokens of its first one, output_tokens of all, ttft_s
+        from the request's arrival. What never came about is left out."""
+        first = prompt * self._choices
+        outputs = [self._latest[index] for index in range(first, first + self._choices) if index in self._latest]
+        figures: dict[str, Any] = {"output_tokens": sum(output.usage.output_tokens for output in outputs)}
+        if first in self._latest:
+            figures["cached_tokens"] = self._latest[first].usage.cached_tokens
+        first_tokens = [output.timings.first_token_s for output in outputs if output.timings.first_token_s is not None]
+        if first_tokens:
+            figures["ttft_s"] = round(min(first_tokens) - self.arrived_s, 6)
+        return figures
 
     def _counts(self) -> dict[str, int]:
         # As in the reply's `usage`: a prompt counts once, with what its first choice found cached.
