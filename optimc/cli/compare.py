@@ -49,8 +49,8 @@ def compare(
 
     from optimc.build import BuildOptions, build_recipe, require_compiler
     from optimc.cli.engine_options import load_engine
-    from optimc.measure.compare_plans import CompareConfig
-    from optimc.measure.compare_plans import compare as compare_plans
+    from optimc.measure.compare.compare_plans import CompareConfig
+    from optimc.measure.compare.compare_plans import compare as compare_plans
 
     require_compiler("comparing plans with the original model")
     config = CompareConfig(
@@ -98,7 +98,7 @@ def check_items(items: Sequence[Path], options: BuildOptions) -> dict[Path, str]
     """
     from optimc.build import read_inputs
     from optimc.errors import PlanError
-    from optimc.measure.compare_plans import RECIPE_SUFFIXES
+    from optimc.measure.compare.compare_plans import RECIPE_SUFFIXES
     from optimc.plan import Plan
 
     faults: list[Fault] = []

@@ -2,15 +2,14 @@
 
 from optimc.measure.bench import run_bench
 from optimc.measure.bench_result import BenchResult
-from optimc.measure.compare_plans import CompareConfig, compare
-from optimc.measure.comparison import Comparison, Row
+from optimc.measure.compare.compare_plans import CompareConfig, compare
+from optimc.measure.compare.comparison import Comparison, Row
 from optimc.measure.evaluation import EvalResult, eval_plan, evaluate
 from optimc.measure.machine import Machine, read_machine
 from optimc.measure.workload import Workload
 from optimc.progress import Progress
 
 __all__ = [
-    "Workload",
     "BenchResult",
     "CompareConfig",
     "Comparison",
@@ -18,6 +17,7 @@ __all__ = [
     "Machine",
     "Progress",
     "Row",
+    "Workload",
     "compare",
     "eval_plan",
     "evaluate",

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from optimc.errors import CheckpointError, ConfigError, MeasureError, OverloadedError
 from optimc.measure.bench import bench_driver
-from optimc.measure.compare_plans import CompareConfig, compare
-from optimc.measure.comparison import KL_FLOOR, mark_front
+from optimc.measure.compare.compare_plans import CompareConfig, compare
+from optimc.measure.compare.comparison import KL_FLOOR, mark_front
 from optimc.measure.engine_driver import EngineDriver
 from optimc.plan import PlanTensor, write_plan
 

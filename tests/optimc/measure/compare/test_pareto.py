@@ -1,4 +1,4 @@
-from optimc.measure.pareto import pareto_front
+from optimc.measure.compare.pareto import pareto_front
 
 
 def test_front_by_hand():

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ from numpy.typing import NDArray
 from optimc.errors import CheckpointError, ConfigError, Fault, MeasureError
 from optimc.measure.bench import run_bench
 from optimc.measure.bench_result import BenchResult
-from optimc.measure.comparison import Comparison, Row, mark_front
+from optimc.measure.compare.comparison import Comparison, Row, mark_front
+from optimc.measure.compare.gates import failed_gates
+from optimc.measure.compare.measurement import Measurement
 from optimc.measure.evaluation import evaluate, load_reference, plan_windows
-from optimc.measure.gates import failed_gates
 from optimc.measure.machine import Machine, read_machine
-from optimc.measure.measurement import LoadFigures, Measurement, MeasurementStore
 from optimc.measure.reference import RecordedReference, Reference
 from optimc.measure.served_engine import ServedEngine
+from optimc.measure.store import EngineSwitches, LoadFigures, MeasurementStore, PlanSubject, measurement_key
 from optimc.measure.workload import Workload
 from optimc.plan import Manifest, Plan
 from optimc.progress import Progress, no_progress
@@ -95,12 +95,9 @@ class CompareConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A plan to be measured, its data, and what determines the result."""
+    """A plan to be measured, and what determines the result."""
 
-    name: str
-    path: Path
-    size_bytes: int
-    manifest: Manifest
+    plan: PlanSubject
     key: Mapping[str, Any]
 
 
@@ -136,10 +133,10 @@ def compare(
     store = MeasurementStore(cache_dir / "measurements")
     known: dict[Path, Measurement] = {}
     for subject in subjects:
-        found = None if fresh else store.load(subject.key)
+        found = None if fresh else store.load_as(subject.key, Measurement.from_json)
         if found is not None:
-            known[subject.path] = found
-    missing = list({s.path: s for s in subjects if s.path not in known}.values())
+            known[subject.plan.path] = found[0]
+    missing = list({s.plan.path: s for s in subjects if s.plan.path not in known}.values())
     taken: dict[Path, tuple[Measurement, tuple[str, ...]]] = {}
     cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="reference-", dir=cache_dir) as folder:
@@ -147,40 +144,29 @@ def compare(
         prepared = [(subject, references.prepare(subject)) for subject in missing]
         for subject, data in prepared:
             measurement, problems = _measure(subject, data, config, open_engine, bench, progress)
-            taken[subject.path] = measurement, problems
+            taken[subject.plan.path] = measurement, problems
             # What could not be compared now may be comparable next time.
             if not problems and measurement.quality.kl_mean is not None:
-                store.save(subject.key, measurement)
+                store.save(subject.key, measurement.to_json())
     rows = []
     for subject in subjects:
-        cached = subject.path in known
-        measurement, problems = (known[subject.path], ()) if cached else taken[subject.path]
-        gates = QualitySpec.model_validate(subject.manifest.source.recipe.get("quality") or {})
+        cached = subject.plan.path in known
+        measurement, problems = (known[subject.plan.path], ()) if cached else taken[subject.plan.path]
+        gates = QualitySpec.model_validate(subject.plan.manifest.source.recipe.get("quality") or {})
         problems = (*problems, *failed_gates(gates, measurement.quality))
-        rows.append(Row(subject.name, subject.path, subject.size_bytes, measurement, cached, problems))
+        rows.append(Row(subject.plan.name, subject.plan.path, subject.plan.size_bytes, measurement, cached, problems))
     return Comparison(mark_front(_distinct_names(rows)), machine, config.setting)
 
 
 def _subject(path: Path, config: CompareConfig, machine: Machine) -> _Subject:
-    with Plan.open(path) as plan:
-        manifest = plan.manifest
-        key = {
-            "plan": plan.content_hash,
-            # The same bytes under other limits make other steps.
-            "serving": hashlib.sha256(
-                "".join(s.model_dump_json() for s in (manifest.limits, manifest.kv, manifest.target)).encode()
-            ).hexdigest(),
-            "against": [manifest.source.model, manifest.source.model_hash],
-            "machine": machine.id,
-            "config": asdict(config),
-            "versions": _versions(manifest),
-        }
-        return _Subject(manifest.name, path.resolve(), plan.size_bytes, manifest, key)
+    plan = PlanSubject.open(path)
+    switches = EngineSwitches(threads=config.threads)
+    return _Subject(plan, measurement_key(plan, None, switches, machine, "compare", {"config": asdict(config)}))
 
 
 def _check_lengths(subject: _Subject, config: CompareConfig) -> None:
     """Raise MeasureError, before anything is measured, if the plan's sequences are too short for what is asked."""
-    most = subject.manifest.limits.max_seq_len
+    most = subject.plan.manifest.limits.max_seq_len
     asked = {
         f"{config.prompt_tokens} prompt + {config.output_tokens} output tokens": (
             config.prompt_tokens + config.output_tokens
@@ -189,18 +175,7 @@ def _check_lengths(subject: _Subject, config: CompareConfig) -> None:
     }
     for what, tokens in asked.items():
         if tokens > most:
-            raise MeasureError(f"{subject.name}: {what} exceed the plan's max_seq_len {most}; ask for fewer")
-
-
-def _versions(manifest: Manifest) -> dict[str, str]:
-    """Versions of what runs the plan: optimc, and the backend if it is a package of its own."""
-    found = {}
-    for package in ("optimc", manifest.target.backend):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "built in"
-    return found
+            raise MeasureError(f"{subject.plan.name}: {what} exceed the plan's max_seq_len {most}; ask for fewer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +196,9 @@ class _References:
         self._known: dict[str, tuple[Reference | None, str | None]] = {}
 
     def prepare(self, subject: _Subject) -> _EvalData:
-        with Plan.open(subject.path) as plan:
+        with Plan.open(subject.plan.path) as plan:
             windows = plan_windows(plan, self._config.windows, self._config.length)
-        digest = hashlib.sha256(subject.manifest.source.model_hash.encode() + windows.tobytes()).hexdigest()
+        digest = hashlib.sha256(subject.plan.manifest.source.model_hash.encode() + windows.tobytes()).hexdigest()
         if digest not in self._known:
             self._known[digest] = self._record(subject, windows, digest)
         return _EvalData(windows, *self._known[digest])
@@ -232,7 +207,7 @@ class _References:
         self, subject: _Subject, windows: NDArray[np.int32], digest: str
     ) -> tuple[Reference | None, str | None]:
         try:
-            model = self._load(subject.manifest)
+            model = self._load(subject.plan.manifest)
         except CheckpointError as error:
             return None, f"no comparison: the original model cannot be loaded ({error})"
         return RecordedReference.record(model, windows, self._folder / digest, self._progress), None
@@ -247,9 +222,9 @@ def _measure(
     progress: Progress,
 ) -> tuple[Measurement, tuple[str, ...]]:
     def labelled(done: int, total: int, label: str) -> None:
-        progress(done, total, f"{subject.name}: {label}")
+        progress(done, total, f"{subject.plan.name}: {label}")
 
-    engine = open_engine(subject.path)
+    engine = open_engine(subject.plan.path)
     try:
         results = [bench(engine, bench_config, labelled) for bench_config in config.benches()]
         quality = evaluate(engine, data.windows, data.reference, labelled, note=data.note)

@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optimc.measure.compare.measurement import Measurement
+from optimc.measure.compare.pareto import pareto_front
 from optimc.measure.machine import Machine
-from optimc.measure.measurement import Measurement
-from optimc.measure.pareto import pareto_front
 
 KL_FLOOR = 1e-6
 """Below this, in nats per token, KL is float32 rounding, and a smaller one is no better."""

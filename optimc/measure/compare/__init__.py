@@ -1,0 +1,1 @@
+"""Recipes and plans beside each other: built, measured, judged by their gates."""
