@@ -6,8 +6,10 @@ quantized weights are all inside the measurement.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +52,11 @@ class EvalResult:
             "kl_windows": list(self.kl_windows),
             **({"note": self.note} if self.note is not None else {}),
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EvalResult:
+        """Inverse of `to_json`. Raises KeyError or TypeError on anything else."""
+        return cls(**{**data, "kl_windows": tuple(data["kl_windows"])})
 
     def to_quality(self) -> Quality | None:
         """Return the figures as a plan records them; None without a reference."""
