@@ -1,4 +1,4 @@
-"""What `--log-traffic` writes: every accepted request with its text, for its owner alone; no word of it anywhere else."""
+"""What `--log-traffic` writes: every accepted request with its text, for its owner alone; no word of it elsewhere."""
 
 from __future__ import annotations
 
