@@ -1,8 +1,110 @@
-"""`optimc roofline`."""
+"""`optimc roofline`: how far this machine, or a GPU, allows a plan to go."""
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+from typing import Annotated
 
-def roofline() -> None:
-    """Being written."""
-    raise NotImplementedError
+import typer
+
+from optimc.cli import options
+from optimc.cli.progress import progress_bar
+from optimc.errors import ConfigError, Fault, MeasureError
+
+
+def roofline(
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
+    batch: Annotated[
+        str, typer.Option("--batch", help="Numbers of sequences decoded together, with commas.")
+    ] = "1,2,4,8,16,32,64",
+    context: Annotated[
+        str, typer.Option("--context", help="Tokens of each sequence, with commas; cut to the plan's longest.")
+    ] = "128,512,2048",
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Floors on this GPU from its datasheet instead: A100, H100, H200, L4, ...."),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Then run short benchmarks at batch 1 to 16 and show measured beside bound and predicted; exit with "
+            "code 1 if a bound is beaten or a prediction is off by more than 25%.",
+        ),
+    ] = False,
+    threads: options.Threads = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure the machine again, even if it was measured before.")
+    ] = False,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option("--cache-dir", help="Where the machine's rates are kept; $OPTIMC_CACHE or .optimc-cache by default."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the least time per token and to the first token that the hardware allows, what limits it, and what to expect.
+
+    Bytes and operations are counted from the plan. What the machine can do is measured once (about 20 s) and kept.
+
+    TPOT ≥, TTFT ≥: floors no run beats: bytes over the best bandwidth, or operations over the best rate, if more.
+
+    Predicted: kernels, engine and sampling as they ran in measurements of their own, added up.
+    """
+    from rich.console import Console
+
+    from optimc.measure.roofline.gpu_table import find_gpu
+    from optimc.measure.roofline.rates_store import try_rates
+    from optimc.measure.roofline.roofline import roofline as make_roofline
+    from optimc.measure.roofline.table import roofline_table
+    from optimc.plan import Plan
+
+    batches, contexts = _numbers("--batch", batch), _numbers("--context", context)
+    if gpu is not None and (check or fresh or threads is not None):
+        raise ConfigError("options", [Fault("--gpu", "goes with neither --check nor --fresh nor --threads")])
+    with Plan.open(plan_path) as plan:
+        if gpu is not None:
+            found = make_roofline(plan, find_gpu(gpu), batches=batches, contexts=contexts)
+        else:
+            cache = cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache")
+            rates = try_rates(cache, threads, fresh=fresh)
+            if rates is None:
+                raise MeasureError("too little memory is free to measure this machine")
+            found = make_roofline(plan, rates, batches=batches, contexts=contexts)
+        rows = ()
+        if check:
+            from optimc.cli.engine_options import load_engine
+            from optimc.measure.bench import run_bench
+            from optimc.measure.roofline.check import BATCHES, check_table
+            from optimc.measure.roofline.check import check as run_check
+            from optimc.measure.roofline.row_bound import bound_of
+
+            most = min(max(BATCHES), plan.manifest.limits.max_seqs)
+            engine = load_engine(plan_path, threads=threads)
+            try:
+                with progress_bar() as progress:
+                    rows = run_check(
+                        lambda workload: run_bench(engine, workload, progress),
+                        bound_of(plan, rates),
+                        [each for each in BATCHES if each <= most],
+                    )
+            finally:
+                engine.close()
+    if as_json:
+        typer.echo(json.dumps({**found.to_json(), "check": [row.to_json() for row in rows]}, indent=2))
+    else:
+        console = Console()
+        console.print(roofline_table(found))
+        if rows:
+            console.print(check_table(rows))
+    if not all(row.ok for row in rows):
+        raise typer.Exit(1)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Read "1,2,4". Raises ConfigError naming the option."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError("options", [Fault(option, f"must be whole numbers with commas, got {text!r}")]) from None

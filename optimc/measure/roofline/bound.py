@@ -10,10 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from optimc.measure.roofline.rates import BOUND_MARGIN, MachineRates
-from optimc.measure.roofline.row_bound import Limiter
 from optimc.measure.roofline.work import OpWork, PlanWork, StepShape, distinct_bytes, step_work
+
+Limiter = Literal["memory", "compute"]
+
+
+class Peaks(Protocol):
+    """What bounds divide by: a machine's measured rates, or a GPU's datasheet."""
+
+    @property
+    def int8_ops_per_s(self) -> float:
+        """Multiplications and additions of 8-bit integers, each counted."""
+        ...
+
+    @property
+    def float_ops_per_s(self) -> float:
+        """The same of floating point."""
+        ...
+
+    @property
+    def margin(self) -> float:
+        """How much more the peaks count."""
+        ...
+
+    def bandwidth_at(self, working_set_bytes: float) -> float:
+        """Return the most bytes read per second from a working set of this size."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +74,24 @@ class StepFloor:
         return "memory" if self.memory_s >= self.compute_s else "compute"
 
 
-def step_floor(ops: Sequence[OpWork], rates: MachineRates) -> StepFloor:
+def step_floor(ops: Sequence[OpWork], rates: Peaks) -> StepFloor:
     """Return the floor of a step of these operations."""
     weights = distinct_bytes(ops)
     table = sum(op.table_bytes // max(1, op.rows) for op in ops)
     cache = sum(op.kv_context_bytes for op in ops)
     int8_ops, float_ops = sum(op.int8_ops for op in ops), sum(op.float_ops for op in ops)
     read = weights + table + cache
-    memory_s = read / (BOUND_MARGIN * rates.bandwidth_at(read))
-    compute_s = (int8_ops / rates.int8_ops_per_s + float_ops / rates.float_ops_per_s) / BOUND_MARGIN
+    memory_s = read / (rates.margin * rates.bandwidth_at(read))
+    compute_s = (int8_ops / rates.int8_ops_per_s + float_ops / rates.float_ops_per_s) / rates.margin
     return StepFloor(memory_s, compute_s, weights + table, cache, int8_ops + float_ops)
 
 
-def decode_floor(work: PlanWork, rates: MachineRates, batch: int, context: int) -> StepFloor:
+def decode_floor(work: PlanWork, rates: Peaks, batch: int, context: int) -> StepFloor:
     """Return the floor of the step that gives each of `batch` sequences, each `context` long, one more token."""
     return step_floor(step_work(work, StepShape.decode(batch, context)), rates)
 
 
-def prefill_floor_s(work: PlanWork, rates: MachineRates, tokens: int, most: int) -> float:
+def prefill_floor_s(work: PlanWork, rates: Peaks, tokens: int, most: int) -> float:
     """Return the least seconds from a prompt of `tokens` to its first token, `most` tokens in a step."""
     return total_s(step_floor(step_work(work, shape), rates) for shape in StepShape.prefill(tokens, most))
 
@@ -77,7 +101,7 @@ def total_s(floors: Iterable[StepFloor]) -> float:
     return sum(floor.seconds for floor in floors)
 
 
-def cell_floor(work: PlanWork, rates: MachineRates, batch: int, context: int) -> Floor:
+def cell_floor(work: PlanWork, rates: Peaks, batch: int, context: int) -> Floor:
     """Return the floors at one batch and context."""
     step = decode_floor(work, rates, batch, context)
     prefill_s = prefill_floor_s(work, rates, context, work.max_step_tokens) if batch == 1 else None
@@ -91,7 +115,7 @@ def cell_floor(work: PlanWork, rates: MachineRates, batch: int, context: int) ->
     )
 
 
-def compute_bound_batch(work: PlanWork, rates: MachineRates, context: int, most: int) -> int | None:
+def compute_bound_batch(work: PlanWork, rates: Peaks, context: int, most: int) -> int | None:
     """Return the smallest batch up to `most` whose decode step is limited by compute; None if none is.
 
     Memory's time grows with the batch by its caches alone, compute's by everything: with one crossing at most it is

@@ -79,6 +79,11 @@ class MachineRates:
     source: str
     """Where the figures come from, in words."""
 
+    @property
+    def margin(self) -> float:
+        """How much more the peaks count in bounds."""
+        return BOUND_MARGIN
+
     def bandwidth_at(self, working_set_bytes: float) -> float:
         """Return the most bytes per second that a working set of this size was ever read with.
 
@@ -89,7 +94,13 @@ class MachineRates:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields and the format's number."""
-        return {"format": RATES_FORMAT, **asdict(self), "machine": self.machine.to_json()}
+        return {
+            "format": RATES_FORMAT,
+            **asdict(self),
+            "bandwidth": [list(point) for point in self.bandwidth],
+            "kernels": [{**asdict(each), "points": [list(point) for point in each.points]} for each in self.kernels],
+            "machine": self.machine.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MachineRates:
@@ -106,13 +117,13 @@ class MachineRates:
 
 
 def envelope(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return the points ascending, each with the best rate seen at its size or any larger one."""
+    """Return the points ascending, one per size, each with the best rate seen at it or any larger one."""
     best = 0.0
-    found = []
+    found: dict[int, float] = {}
     for size, rate in sorted(points, reverse=True):
         best = max(best, rate)
-        found.append((size, best))
-    return tuple(reversed(found))
+        found[size] = best
+    return tuple(sorted(found.items()))
 
 
 def _pairs(data: Sequence[Sequence[Any]]) -> tuple[tuple[int, float], ...]:

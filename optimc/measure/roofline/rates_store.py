@@ -1,0 +1,96 @@
+"""Where a machine's rates are kept: measured once per machine, number of threads, instruction set and native module."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from optimc.errors import MeasureError
+from optimc.measure.machine import Machine, read_machine
+from optimc.measure.roofline.rates import MachineRates
+from optimc.storage import storing
+
+LEAST_MEMORY_BYTES = 3 << 30
+"""Measuring takes about 1.2 GiB at once; nobody else is to be pressed out of memory for it."""
+
+
+def rates_path(cache: Path, machine: Machine, threads: int, instruction_set: str, native: str) -> Path:
+    """Return the file that rates measured under these circumstances are in."""
+    return cache / "machine" / f"{machine.id}-{threads}-{instruction_set}-{native}.json"
+
+
+def load_rates(path: Path) -> MachineRates | None:
+    """Return the rates in a file; None if there is none. Raises MeasureError if it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return MachineRates.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, LookupError, TypeError) as error:
+        raise MeasureError(f"{path}: not a machine's rates ({error!r}); delete it, or measure with --fresh") from error
+
+
+def save_rates(path: Path, rates: MachineRates) -> None:
+    """Keep the rates, in place of earlier ones."""
+    with storing("the machine's rates", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(rates.to_json(), indent=2), encoding="utf-8")
+        temporary.replace(path)
+
+
+def try_rates(
+    cache: Path,
+    threads: int | None = None,
+    *,
+    fresh: bool = False,
+    measure: Callable[[int], MachineRates] | None = None,
+) -> MachineRates | None:
+    """Return this machine's rates: from the cache, or measured now and kept, which is said on standard error.
+
+    None if there are none and too little memory is free to measure them. Raises MeasureError if the file is damaged.
+    """
+    from optimc_runtime import _native
+    from optimc_runtime.executor.cores import usable_cores
+
+    threads = usable_cores() if threads is None else threads
+    path = rates_path(cache, read_machine(), threads, _native.default_instruction_set(), native_version())
+    known = None if fresh else load_rates(path)
+    if known is not None:
+        return known
+    available = _available_bytes()
+    if available is not None and available < LEAST_MEMORY_BYTES:
+        print(
+            f"this machine's rates are not measured: {available >> 20:,} MiB of memory are free, it takes "
+            f"{LEAST_MEMORY_BYTES >> 20:,}; figures come without a bound",
+            file=sys.stderr,
+        )
+        return None
+    if measure is None:
+        from optimc.measure.roofline.probe import measure_rates
+
+        measure = measure_rates
+    print(f"measuring what this machine can do, once, about 20 s ({threads} threads) ...", file=sys.stderr)
+    rates = measure(threads)
+    save_rates(path, rates)
+    return rates
+
+
+def native_version() -> str:
+    """Return twelve hex digits of the native module's own bytes: other kernels are measured again."""
+    from optimc_runtime import _native
+
+    assert _native.__file__ is not None
+    return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:12]
+
+
+def _available_bytes() -> int | None:
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return None
+    for line in meminfo.read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
