@@ -240,7 +240,8 @@ class Engine:
             all_logits=scored is not None,
         )
         sequence.proposer = params.speculation
-        sequence.tenant, sequence.priority, sequence.arrived_s = terms.tenant, terms.priority, time.monotonic()
+        sequence.tenant, sequence.priority, sequence.is_follower = terms.tenant, terms.priority, terms.is_follower
+        sequence.arrived_s = time.monotonic()
         request = ActiveRequest(
             sequence,
             on_output,

@@ -37,7 +37,7 @@ class QueueLimits:
             holder = f" of key '{newcomer.tenant}'"
             self._check_places(len(own), could_run, tenant_share(config.max_queued_requests), holder)
             self._check_tokens(own, newcomer, tenant_share(config.max_queued_tokens), holder)
-        if config.ttft_slo_s is not None:
+        if config.ttft_slo_s is not None and not newcomer.is_follower:
             self._check_wait(newcomer, waiting, could_run, config.ttft_slo_s)
 
     def _check_places(self, waiting: int, could_run: int, most: int, holder: str) -> None:

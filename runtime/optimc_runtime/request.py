@@ -37,6 +37,9 @@ class Terms:
     """The name of the API key; empty where there are no keys."""
     priority: int = 0
     """Lower is sooner, MIN_PRIORITY to MAX_PRIORITY; looked at by the policy "priority" only."""
+    is_follower: bool = False
+    """Whether it belongs to a question whose first token another request brings: how long it waits is held against no
+    limit."""
 
 
 @dataclass(frozen=True, slots=True)

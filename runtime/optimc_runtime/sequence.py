@@ -35,6 +35,7 @@ class Sequence:
         "blocked_since",
         "blocks",
         "extras",
+        "is_follower",
         "lease",
         "max_tokens",
         "num_cached",
@@ -80,6 +81,8 @@ class Sequence:
         """Who may guess this sequence's tokens: None = as the engine is set, "off" = nobody."""
         self.tenant = ""
         """On whose behalf it runs: see `FairShare`. "" is nobody in particular."""
+        self.is_follower = False
+        """See `Terms`."""
         self.priority = 0
         """Lower is sooner: see `policy`."""
         self.arrived_s = 0.0

@@ -152,6 +152,8 @@ def test_an_engine_learns_from_its_steps_and_refuses_by_it(make_engine, drive):
         with pytest.raises(OverloadedError, match="first token would take about"):
             drive.submit(engine, [1] * 30, drive.greedy(1), terms=Terms("a"))
         assert engine.stats().refused == 1
+        # The same as one of several that a question asks for at once: its first token is another's.
+        third = drive.submit(engine, [1] * 30, drive.greedy(1), terms=Terms("a", is_follower=True))
         release.set()
         engine.close(drain=True)
-    assert (first.reason, second.reason) == ("length", "length")
+    assert (first.reason, second.reason, third.reason) == ("length", "length", "length")

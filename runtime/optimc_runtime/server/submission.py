@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ class Submission:
                     on_output=partial(self._post, index),
                     request_id=f"{name}-{index}",
                     cache_salt=cache_salt,
-                    terms=terms,
+                    terms=terms if index == 0 else replace(terms, is_follower=True),
                     grammar=grammar,
                 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -138,7 +139,8 @@ def test_whose_request_it_is_and_how_urgent_goes_to_the_engine(start_server, eng
             served.http.headers["authorization"] = f"Bearer {key}"
             served.chat("hi", n=2, **fields).raise_for_status()
             served.complete("hi", **fields).raise_for_status()
-    alice, bob = [Terms("alice", 0)] * 3, [Terms("bob", -7)] * 3
+    alice, second, bob = Terms("alice", 0), Terms("alice", 0, is_follower=True), Terms("bob", -7)
+    alice, bob = [alice, second, alice], [bob, replace(bob, is_follower=True), bob]
     assert [entry.terms for entry in engine.submitted] == [*alice, *bob]
 
 
