@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from optimc.measure.load.traffic import read_traffic
 from optimc.measure.machine import read_machine
-from optimc.measure.prompt_file import read_prompts
 from optimc.measure.sse import SseParser
 
 HERE = Path(__file__).parent
@@ -178,7 +178,7 @@ def chat_prompts(count: int, first: int = 0, most_chars: int | None = None) -> l
 
     `most_chars` cuts questions for models that take short ones only.
     """
-    found = [list(prompt.messages) for kind in ("chat", "code") for prompt in read_prompts(_prompt_file(kind))]
+    found = [list(prompt.messages) for kind in ("chat", "code") for prompt in read_traffic(_prompt_file(kind))]
     chosen = [found[(first + number) % len(found)] for number in range(count)]
     return [[{**turn, "content": turn["content"][:most_chars]} for turn in messages] for messages in chosen]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optimc.errors import OptimcError
+from optimc.measure.load.traffic import read_traffic
 from optimc.measure.machine import read_machine
-from optimc.measure.prompt_file import read_prompts
 from optimc.measure.speculation import bench_speculation
 from optimc.measure.speculation_result import SpeculationResult
 from optimc.measure.workload import Workload
@@ -132,7 +132,7 @@ def main() -> int:
     with engine:
         engine.profile_steps(1.0)
         for kind, temperature, batch in itertools.product(options.kinds, options.temperatures, options.batches):
-            rows = read_prompts(HERE / "prompts" / f"{kind}.jsonl")
+            rows = list(read_traffic(HERE / "prompts" / f"{kind}.jsonl"))
             prompts = [row.encode(engine.tokenizer, template) for row in rows]
             config = Workload(
                 output_tokens=OUTPUT_TOKENS,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +17,13 @@ from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optimc.measure.bench import BoundOf
+    from optimc.measure.bench_result import BenchResult
+    from optimc.measure.load.ladder_result import LadderResult
+    from optimc.measure.load.traffic import TrafficLine
+    from optimc.measure.workload import Workload
     from optimc_runtime.engine import Engine
 
 
@@ -29,16 +40,46 @@ def bench(
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="Key for --url.", show_envvar=True)
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens")] = 512,
-    output_tokens: Annotated[int, typer.Option("--output-tokens")] = 128,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Clients, each with one request at a time.")] = 1,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each random prompt.")] = 512,
+    prompt_spread: Annotated[
+        float, typer.Option("--prompt-spread", help="0.5: lengths from half to one and a half times that, evenly.")
+    ] = 0.0,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Tokens of each answer.")] = 128,
+    output_spread: Annotated[float, typer.Option("--output-spread", help="The same for answers.")] = 0.0,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", help="Closed loop: clients, each with one request at a time; 1 by default."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", help="Requests per second, open loop: latency counts from the scheduled moment."),
+    ] = None,
+    arrival: Annotated[
+        str | None,
+        typer.Option(
+            "--arrival",
+            help="Moments of an open loop: poisson (random, the default), constant, or trace (as --dataset says).",
+        ),
+    ] = None,
+    rate_scale: Annotated[
+        float, typer.Option("--rate-scale", help="With --arrival trace: send it so many times as fast.")
+    ] = 1.0,
+    duration: Annotated[
+        float | None, typer.Option("--duration", help="Seconds of an open loop, instead of --requests.")
+    ] = None,
     requests: Annotated[
-        int | None, typer.Option("--requests", help="Requests measured; max(8, 4 × concurrency).")
+        int | None,
+        typer.Option("--requests", help="Requests measured; max(8, 4 × concurrency), open loop max(60, 20 s of load)."),
     ] = None,
     warmup_requests: Annotated[
         int | None, typer.Option("--warmup-requests", help="Requests before those that count.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Fixes the prompts but for their first block.")] = 0,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Runs; from 3 on with intervals that say how much runs differ.")
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Fixes arrivals, lengths, and the prompts but for their first block.")
+    ] = 0,
     ignore_eos: Annotated[bool, typer.Option(help="Always make exactly --output-tokens tokens.")] = True,
     same_prompts: Annotated[
         bool, typer.Option("--same-prompts", help="Send one prompt again and again: measures the prefix cache.")
@@ -46,14 +87,38 @@ def bench(
     shared_prefix_tokens: Annotated[
         int, typer.Option("--shared-prefix-tokens", help="Leading tokens all prompts share.")
     ] = 0,
-    prompts_file: Annotated[
+    turns: Annotated[
+        int, typer.Option("--turns", help="User turns of each conversation; every one carries all before it.")
+    ] = 1,
+    turn_tokens: Annotated[int, typer.Option("--turn-tokens", help="New tokens of each turn but the first.")] = 64,
+    dataset_file: Annotated[
         Path | None,
         typer.Option(
+            "--dataset",
             "--prompts",
             metavar="FILE.jsonl",
-            help='Prompts to send in turn instead of random ids, each line {"prompt"} or {"messages"}.',
+            help='Requests to send in turn instead of random ids: {"prompt"} or {"messages"} per line, what '
+            "`optimc serve --log-traffic` wrote, an OpenAI batch, or a trace.",
         ),
     ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo",
+            metavar="NAME=MS",
+            help="Limits in milliseconds: --slo ttft=500 tpot=40 e2e=9000. Shows how many requests keep them all.",
+        ),
+    ] = None,
+    ladder: Annotated[
+        bool,
+        typer.Option("--ladder", help="Raise the rate until the --slo breaks: finds the knee, and what broke first."),
+    ] = False,
+    rates: Annotated[
+        str | None, typer.Option("--rates", metavar="LIST", help="With --ladder: try exactly these, as in 1,2,4.")
+    ] = None,
+    attain: Annotated[
+        float, typer.Option("--attain", help="With --ladder: share of requests that must keep the limits.")
+    ] = 0.95,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     speculation: options.Speculation = None,
     no_speculation: options.NoSpeculation = False,
@@ -70,12 +135,34 @@ def bench(
     prefix_cache: options.PrefixCache = True,
     chunked_prefill: options.ChunkedPrefill = True,
     inflight_batching: options.InflightBatching = True,
+    server_pid: Annotated[
+        int | None,
+        typer.Option(
+            "--server-pid", help="Process of the server at --url, if on this machine: shows its CPU and memory."
+        ),
+    ] = None,
+    no_bound: Annotated[
+        bool,
+        typer.Option(
+            "--no-bound",
+            help="Leave out how near the machine's limits it came; else the machine is measured once, about 20 s.",
+        ),
+    ] = False,
+    cache_dir: options.CacheDir = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE.json", help="Write the JSON there too, whatever is shown.")
+    ] = None,
     trust: options.Trust = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure TTFT, TPOT and throughput in a closed loop. Warm-up is excluded, prompts are new in every run.
+    """Measure TTFT, TPOT and throughput under load. Warm-up is excluded, prompts are new in every run.
 
-    With --speculation, blocks with and without it run in turns on one engine; give --prompts, as what is guessed of an
+    Closed loop (--concurrency): clients send their next request when the last has ended. Open loop (--rate): requests
+    are sent when they are due, as users do who do not know of each other; a server that is too slow piles them up.
+
+    With --ladder --slo, the rate is raised step by step: what can be served within the limits, and what breaks first.
+
+    With --speculation, blocks with and without it run in turns on one engine; give --dataset, as what is guessed of an
     answer to random ids means nothing. Without, tokens are not guessed ahead.
 
     TTFT: time to first token: from sending to the first chunk with content or a token, queueing included.
@@ -86,6 +173,10 @@ def bench(
 
     E2E: from sending to the end of the answer.
 
+    Open loop: ttft and e2e start when a request was due, not when it was sent.
+
+    Goodput: requests that succeeded within every limit of --slo; failed ones are in the total.
+
     Queue: from arrival to the first step that worked on the request; part of ttft; in process only.
 
     Output tokens/s: steady state: tokens credited when they came, while all clients were busy.
@@ -95,13 +186,19 @@ def bench(
     Prefill tokens/s: prompt tokens not from the prefix cache over ttft, each summed; concurrency 1 only.
 
     p99: withheld below 300 samples.
+
+    95%: interval of the value before it: over runs, or by bootstrap (p99: order statistics) within the only one.
     """
     from rich.console import Console
 
     from optimc.cli.engine_options import load_engine, speculation_options
+    from optimc.cli.load_options import make_workload, parse_rates, read_dataset
     from optimc.measure.bench import run_bench
+    from optimc.measure.load.ladder import check_ladder, run_ladder
+    from optimc.measure.load.repeats import repeat_bench
+    from optimc.measure.load.traffic import read_traffic
     from optimc.measure.speculation import bench_speculation
-    from optimc.measure.workload import Workload
+    from optimc.storage import storing, why_not_writable
 
     if (plan_path is None) == (url is None):
         raise ConfigError("options", [Fault("bench", "give either a PLAN or --url")])
@@ -113,34 +210,65 @@ def bench(
         typical_epsilon=typical_epsilon,
         typical_delta=typical_delta,
     )
-    if url is not None:
-        given = {
-            "--prompts": prompts_file is not None,
-            "--speculation": speculation is not None,
-            "--no-speculation": no_speculation,
-        }
-        faults = [Fault(name, "needs a PLAN, not --url") for name, is_given in given.items() if is_given]
-        if faults:
-            raise ConfigError("options", faults)
-    config = Workload(
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
+    workload = make_workload(
         concurrency=concurrency,
+        rate=rate,
+        arrival=arrival,
+        dataset_file=dataset_file,
+        turns=turns,
+        slo=slo,
+        is_ladder=ladder,
+        prompt_tokens=prompt_tokens,
+        prompt_spread=prompt_spread,
+        output_tokens=output_tokens,
+        output_spread=output_spread,
+        turn_tokens=turn_tokens,
+        rate_scale=rate_scale,
+        duration_s=duration,
         requests=requests,
         warmup_requests=warmup_requests,
         seed=seed,
         ignore_eos=ignore_eos,
-        prompts=None if prompts_file is None else prompts_file.name,
         temperature=temperature,
         same_prompts=same_prompts,
         shared_prefix_tokens=shared_prefix_tokens,
         max_failure_rate=max_failure_rate,
     )
-    with progress_bar() as progress:
+    tried = parse_rates(rates)
+    if ladder:
+        check_ladder(workload, attain, tried)
+    unwritable = None if output is None else why_not_writable(output.parent)
+    rules = [
+        ("--repeats", repeats >= 1, f"must be at least 1, got {repeats}"),
+        ("--rates", rates is None or ladder, "needs --ladder"),
+        ("--speculation", url is None or speculation is None, "needs a PLAN, not --url"),
+        ("--no-speculation", url is None or not no_speculation, "needs a PLAN, not --url"),
+        ("--server-pid", url is not None or server_pid is None, "needs --url; with a PLAN this process is watched"),
+        ("--output", unwritable is None, f"cannot be written: {unwritable}"),
+    ]
+    faults = [Fault(name, message) for name, is_fine, message in rules if not is_fine]
+    if faults:
+        raise ConfigError("options", faults)
+    result: BenchResult | LadderResult
+    with progress_bar() as progress, ExitStack() as stack:
+        bound = None
+        max_concurrency = 16
         if url is not None:
-            result = run_bench(url, config, progress, model=model, chat=chat, api_key=api_key)
+            dataset = None if dataset_file is None else read_dataset(dataset_file, workload, None)
+            measure: Callable[[Workload], BenchResult] = partial(
+                run_bench,
+                url,
+                progress=progress,
+                model=model,
+                chat=chat,
+                api_key=api_key,
+                dataset=dataset,
+                server_pid=server_pid,
+            )
         else:
             assert plan_path is not None
+            if not no_bound:
+                bound = _bound_of(plan_path, cache_dir, threads, max_step_tokens)
             engine = load_engine(
                 plan_path,
                 max_seqs=max_seqs,
@@ -153,31 +281,58 @@ def bench(
                 speculation=speculated,
                 trust=trust,
             )
-            try:
-                prompts = None if prompts_file is None else _encoded(prompts_file, plan_path, engine)
-                if speculated.mode == "off":
-                    result = run_bench(engine, config, progress, prompts=prompts)
-                else:
-                    result = bench_speculation(engine, config, progress, prompts=prompts)
-            finally:
-                engine.close()
+            stack.callback(engine.close)
+            max_concurrency = min(16, max_seqs or engine.manifest.limits.max_seqs)
+            encode = _encoder(plan_path, engine)
+            if speculated.mode != "off" and not workload.is_open:
+                prompts = None if dataset_file is None else [encode(line) for line in read_traffic(dataset_file)]
+                measure = partial(bench_speculation, engine, progress=progress, prompts=prompts)
+            else:
+                dataset = None if dataset_file is None else read_dataset(dataset_file, workload, encode)
+                measure = partial(run_bench, engine, progress=progress, dataset=dataset)
+
+        def bench_once(load: Workload) -> BenchResult:
+            found = repeat_bench(measure, load, repeats)
+            return found if bound is None else replace(found, bound=bound(found))
+
+        if ladder:
+            result = run_ladder(
+                bench_once, workload, attain=attain, rates=tried, concurrency=max_concurrency, progress=progress
+            )
+        else:
+            result = bench_once(workload)
+    report = json.dumps(result.to_json(), indent=2)
+    if output is not None:
+        with storing("the report", output):
+            output.write_text(report + "\n", encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(result.to_json(), indent=2))
+        typer.echo(report)
     else:
         Console().print(result.table())
     if not result.ok:
         raise typer.Exit(1)
 
 
-def _encoded(path: Path, plan_path: Path, engine: Engine) -> list[list[int]]:
-    """Return the token ids of a file's prompts."""
-    from optimc.measure.prompt_file import read_prompts
+def _encoder(plan_path: Path, engine: Engine) -> Callable[[TrafficLine], list[int]]:
+    """Return what turns a line of a file into token ids."""
     from optimc.plan import Plan
     from optimc_runtime.chat_template import ChatTemplate
 
-    prompts = read_prompts(path)
-    if engine.tokenizer is None:
-        raise ConfigError("options", [Fault("--prompts", "needs a tokenizer, and the plan has none")])
     with Plan.open(plan_path) as plan:
         template = ChatTemplate.from_plan(plan)
-    return [prompt.encode(engine.tokenizer, template) for prompt in prompts]
+    return lambda line: line.encode(engine.tokenizer, template)
+
+
+def _bound_of(
+    plan_path: Path, cache_dir: Path | None, threads: int | None, max_step_tokens: int | None
+) -> BoundOf | None:
+    """Return what tells how near the machine's limits a result came; None if the machine cannot be measured now."""
+    from optimc.measure.roofline.rates_store import try_rates
+    from optimc.measure.roofline.row_bound import bound_of
+    from optimc.plan import Plan
+
+    rates = try_rates(cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache"), threads)
+    if rates is None:
+        return None
+    with Plan.open(plan_path) as plan:
+        return bound_of(plan, rates, max_step_tokens=max_step_tokens)

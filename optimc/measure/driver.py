@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from optimc.measure.exchange import Exchange
-from optimc.measure.prompts import Prompt, PromptSource
+from optimc.measure.load.dataset import Dataset
+from optimc.measure.prompts import Prompt
 from optimc.measure.workload import Workload
 
 Clock = Callable[[], float]
@@ -21,8 +22,11 @@ class Driver(Protocol):
         """What is being measured, for the report."""
         ...
 
-    async def prepare(self, config: Workload, run_id: str) -> PromptSource:
-        """Check that the target can serve such requests. Raises MeasureError if it cannot; returns the prompts."""
+    async def prepare(self, config: Workload, run_id: str, dataset: Dataset | None = None) -> Dataset:
+        """Check that the target can serve such requests. Raises MeasureError if it cannot.
+
+        Returns what to send: the given requests, those that only have a length made up; or, without any, random ones.
+        """
         ...
 
     async def send(self, prompt: Prompt, output_tokens: int, exchange: Exchange) -> None:

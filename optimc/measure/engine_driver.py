@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 
 from optimc.errors import MeasureError, OptimcError
 from optimc.measure.driver import Clock
 from optimc.measure.exchange import Chunk, Exchange
-from optimc.measure.prompts import IdPrompts, Prompt, PromptSource, usable_ids
+from optimc.measure.load.dataset import Dataset, LinesDataset, RandomDataset, TurnsDataset
+from optimc.measure.prompts import IdPrompts, Prompt, usable_ids
 from optimc.measure.served_engine import ServedEngine
 from optimc.measure.workload import Workload
 from optimc_runtime.request import RequestOutput, SamplingParams
@@ -23,13 +23,11 @@ class EngineDriver:
         engine: ServedEngine,
         clock: Clock,
         *,
-        prompts: Sequence[Sequence[int]] | None = None,
         speculation: str | None = None,
     ) -> None:
-        """`prompts`: token ids sent in turn, instead of random ones. `speculation`: what requests ask of it."""
+        """`speculation`: what requests ask of it."""
         self._engine = engine
         self._clock = clock
-        self._prompts = prompts
         self._speculation = speculation
         self._sent = 0
         self._config = Workload()
@@ -40,27 +38,32 @@ class EngineDriver:
         manifest = self._engine.manifest
         return f"{manifest.name} ({manifest.target.backend}), in process"
 
-    async def prepare(self, config: Workload, run_id: str) -> PromptSource:
+    async def prepare(self, config: Workload, run_id: str, dataset: Dataset | None = None) -> Dataset:
         """Check lengths against the engine's limit and empty the prefix cache. Raises MeasureError."""
-        engine, given = self._engine, self._prompts
-        prompt_tokens = config.prompt_tokens if given is None else max(len(prompt) for prompt in given)
-        total = prompt_tokens + config.output_tokens
-        if total > engine.max_seq_len:
+        engine = self._engine
+        tokens = engine.manifest.tokens
+        special = {*tokens.eos, *(token for token in (tokens.bos, tokens.pad) if token is not None)}
+        prompts = IdPrompts(config, run_id, usable_ids(engine.vocab_size, special))
+        if dataset is None:
+            dataset = TurnsDataset(prompts, config) if config.dataset == "turns" else RandomDataset(prompts, config)
+        elif isinstance(dataset, LinesDataset):
+            dataset = dataset.with_prompts(prompts)
+        longest = dataset.longest_tokens
+        if longest is not None and longest > engine.max_seq_len:
+            shape = f"{config.prompt_tokens} prompt + {config.output_tokens} output tokens"
+            if longest != config.prompt_tokens + config.output_tokens:
+                shape = "the longest prompt with its answer"
             raise MeasureError(
-                f"{prompt_tokens} prompt + {config.output_tokens} output tokens = {total}, the plan takes "
-                f"{engine.max_seq_len}; ask for fewer, or rebuild with a larger limits.max_seq_len"
+                f"{shape} = {longest}, the plan takes {engine.max_seq_len}; ask for fewer, or rebuild with a larger "
+                "limits.max_seq_len"
             )
         self._config = config
         engine.reset_prefix_cache()
-        if given is not None:
-            return lambda index: list(given[index % len(given)])
-        tokens = engine.manifest.tokens
-        special = {*tokens.eos, *(token for token in (tokens.bos, tokens.pad) if token is not None)}
-        return IdPrompts(config, run_id, usable_ids(engine.vocab_size, special))
+        return dataset
 
     async def send(self, prompt: Prompt, output_tokens: int, exchange: Exchange) -> None:
         """Submit one request and wait for its last output."""
-        assert not isinstance(prompt, str), "an engine takes ids"
+        assert isinstance(prompt, list), "an engine takes ids"
         loop = asyncio.get_running_loop()
         finished = asyncio.Event()
         lock = threading.Lock()
@@ -74,6 +77,7 @@ class EngineDriver:
                     return
                 if output.token_ids:
                     exchange.chunks.append(Chunk(now, len(output.token_ids)))
+                    exchange.answer_ids.extend(output.token_ids)
                 if output.finish_reason is not None:
                     _finish(exchange, output, now)
                     loop.call_soon_threadsafe(finished.set)
@@ -102,6 +106,7 @@ class EngineDriver:
 
     def notes(self) -> list[str]:
         """Say when the engine cannot run all clients at once."""
+        # An open loop has no clients; how many were running at once stands in the report.
         clients, max_seqs = self._config.concurrency, self._engine.manifest.limits.max_seqs
         if clients <= max_seqs:
             return []

@@ -1,6 +1,7 @@
 """One request as the client saw it: when it was sent, when each chunk came, how it ended.
 
-Times are seconds of the benchmark's clock. TTFT and end-to-end start at the moment of sending.
+Times are seconds of the benchmark's clock. TTFT and end-to-end start at the moment of sending, or at the one when the
+request should have been sent: a server that stalls must not be excused because the load generator waited with it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class Exchange:
     """From arrival to the first step that worked on the request, as the engine reports it."""
     failure: str | None = None
     """Why the request does not count, or None."""
+    scheduled_s: float | None = None
+    """When it should have been sent; None where nobody said when."""
+    answer_ids: list[int] = field(default_factory=list)
+    """The answer, in process: a conversation goes on from it."""
+    answer_texts: list[str] = field(default_factory=list)
+    """The answer over HTTP, increment by increment."""
 
     def fail(self, reason: str, at_s: float) -> None:
         """Record the first reason; later ones are its consequences."""
@@ -52,14 +59,24 @@ class Exchange:
         return self.failure is None and self.end_s is not None
 
     @property
+    def start_s(self) -> float:
+        """What latencies count from."""
+        return self.sent_s if self.scheduled_s is None else self.scheduled_s
+
+    @property
+    def lag_s(self) -> float | None:
+        """How late the load generator was; None without a schedule."""
+        return None if self.scheduled_s is None else self.sent_s - self.scheduled_s
+
+    @property
     def ttft_s(self) -> float | None:
-        """From sending to the first chunk with content or a token."""
-        return self.chunks[0].at_s - self.sent_s if self.chunks else None
+        """From the start to the first chunk with content or a token."""
+        return self.chunks[0].at_s - self.start_s if self.chunks else None
 
     @property
     def e2e_s(self) -> float | None:
-        """From sending to the end."""
-        return None if self.end_s is None else self.end_s - self.sent_s
+        """From the start to the end."""
+        return None if self.end_s is None else self.end_s - self.start_s
 
     @property
     def tpot_s(self) -> float | None:

@@ -2,6 +2,7 @@
 
 Tokens are counted by the server's usage object; if it sends none, chunks are counted and the figures are labelled an
 estimate. Prompts are token ids where the server takes them (exact length), else words, calibrated by two probes.
+Conversations are words always: a server tells its answer in text. Messages always go to the chat endpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import httpx
 from optimc.errors import MeasureError
 from optimc.measure.driver import Clock
 from optimc.measure.exchange import Chunk, Exchange
-from optimc.measure.prompts import IdPrompts, Prompt, PromptSource, TextPrompts
+from optimc.measure.load.dataset import Dataset, LinesDataset, RandomDataset, TurnsDataset
+from optimc.measure.prompts import ChatPrompt, IdPrompts, Prompt, PromptSource, TextPrompts
 from optimc.measure.sse import SseParser
 from optimc.measure.workload import Workload
 
@@ -60,23 +62,37 @@ class HttpDriver:
         """Model and address."""
         return f"{self._model or 'model'} at {self._base_url}"
 
-    async def prepare(self, config: Workload, run_id: str) -> PromptSource:
+    async def prepare(self, config: Workload, run_id: str, dataset: Dataset | None = None) -> Dataset:
         """Find the model and the form of prompt the server takes. Raises MeasureError."""
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
             headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
             # The load generator has its own time limit, and pooled connections must not queue behind each other.
             timeout=None,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=config.concurrency),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=None if config.is_open else config.concurrency
+            ),
             transport=self._transport,
         )
         self._ignore_eos = config.ignore_eos
         self._temperature = config.temperature
         if self._model is None:
             self._model = await self._first_model()
-        if not self._chat:
+        if dataset is None:
+            prompts = await self._prompts(config, run_id)
+            if config.dataset == "turns":
+                return TurnsDataset(prompts, config, is_chat=self._chat)
+            return RandomDataset(prompts, config)
+        if isinstance(dataset, LinesDataset) and dataset.needs_prompts:
+            return dataset.with_prompts(await self._prompts(config, run_id))
+        return dataset
+
+    async def _prompts(self, config: Workload, run_id: str) -> PromptSource:
+        """Return ids where the server takes them, else words."""
+        if not self._chat and config.dataset != "turns":
+            fixed = replace(config, prompt_spread=0.0)
             for ids in ID_RANGES:
-                probe = await self._probe(IdPrompts(config, f"{run_id}/probe", ids)(0))
+                probe = await self._probe(IdPrompts(fixed, f"{run_id}/probe", ids)(0))
                 # A server that reads the list as several prompts, or as text, counts something else.
                 if probe.prompt_tokens == config.prompt_tokens:
                     return IdPrompts(config, run_id, ids)
@@ -90,7 +106,7 @@ class HttpDriver:
         self._sent += 1
         exchange.sent_s = self._clock()
         try:
-            async with self._client.stream("POST", self._path, json=payload) as response:
+            async with self._client.stream("POST", self._path(prompt), json=payload) as response:
                 if response.status_code != 200:
                     detail = _error_text(await response.aread())
                     exchange.fail(f"HTTP {response.status_code}: {detail}", self._clock())
@@ -116,9 +132,9 @@ class HttpDriver:
         if self._client is not None:
             await self._client.aclose()
 
-    @property
-    def _path(self) -> str:
-        return "/v1/chat/completions" if self._chat else "/v1/completions"
+    def _path(self, prompt: Prompt) -> str:
+        is_chat = self._chat or isinstance(prompt, ChatPrompt)
+        return "/v1/chat/completions" if is_chat else "/v1/completions"
 
     def _payload(self, prompt: Prompt, output_tokens: int) -> dict[str, Any]:
         payload: dict[str, Any] = {
@@ -128,7 +144,11 @@ class HttpDriver:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if self._chat:
+        if isinstance(prompt, ChatPrompt):
+            payload["messages"] = list(prompt.messages)
+            if prompt.tools:
+                payload["tools"] = list(prompt.tools)
+        elif self._chat:
             payload["messages"] = [{"role": "user", "content": prompt}]
         else:
             payload["prompt"] = prompt
@@ -160,7 +180,7 @@ class HttpDriver:
         self._in_words = True
         counts: list[int | None] = []
         for words in PROBE_WORDS:
-            probe_config = replace(config, prompt_tokens=words, shared_prefix_tokens=0)
+            probe_config = replace(config, prompt_tokens=words, shared_prefix_tokens=0, prompt_spread=0.0)
             probe = await self._probe(TextPrompts(probe_config, f"{run_id}/probe", lambda tokens: tokens)(0))
             if probe.prompt_tokens is None and not probe.succeeded:
                 raise MeasureError(f"{self._base_url}: a probe of {words} words failed: {probe.failure}")
@@ -197,8 +217,10 @@ class _StreamReader:
             return
         self._usage = event.get("usage") or self._usage
         for choice in event.get("choices") or ():
-            if choice.get("text") or (choice.get("delta") or {}).get("content"):
+            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+            if text:
                 exchange.chunks.append(Chunk(now, None))
+                exchange.answer_texts.append(str(text))
                 self._end_s = now
             if choice.get("finish_reason") is not None:
                 self._finish = str(choice["finish_reason"])

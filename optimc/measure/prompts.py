@@ -7,7 +7,9 @@ the seed and the request's number determine. Two runs therefore do the same work
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,45 @@ from numpy.typing import NDArray
 from optimc.errors import MeasureError
 from optimc.measure.workload import Workload
 
-Prompt = list[int] | str
-PromptSource = Callable[[int], Prompt]
-"""From a request's number within the run to its prompt."""
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation to be answered, as the API takes it."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+Prompt = list[int] | str | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class LengthOnly:
+    """A request of which a trace says how long its prompt was and what it shared, not what it said."""
+
+    tokens: int
+    hash_ids: tuple[int, ...] = ()
+    """Equal numbers stand for equal blocks of HASH_TOKENS tokens, from the front."""
+
+
+class PromptSource(Protocol):
+    """Makes prompts of whichever form the target takes. `index` is a request's number within the run."""
+
+    def __call__(self, index: int) -> Prompt:
+        """Return the prompt of a request."""
+        ...
+
+    def later_turn(self, conversation: int, turn: int, tokens: int) -> Prompt:
+        """Return what the user says in a later turn: never seen before either, but not at the front."""
+        ...
+
+    def of_length(self, index: int, length: LengthOnly) -> Prompt:
+        """Return a prompt of so many tokens; equal blocks for equal hashes, and nothing else in common."""
+        ...
+
+
+HASH_TOKENS = 512
+"""Tokens that one hash of a trace stands for (Mooncake's)."""
 
 UNIQUE_TOKENS = 16
 """Length of the unique block: a KV block of the usual size, so that no full block is ever shared."""
@@ -49,15 +87,34 @@ class IdPrompts:
             index = 0
         shared = self._draw("shared", self._run_id, config.shared_prefix_tokens)
         # The first own token differs between any two requests closer than V, so the common part is exact.
-        start = _seed("start", self._run_id) % len(self._allowed)
+        tokens = prompt_length(config, index)
+        content = self._draw("content", f"{config.seed}/{index}", tokens)
+        ids = [*shared.tolist(), *self._own_start(index), *content.tolist()]
+        return ids[:tokens]
+
+    def later_turn(self, conversation: int, turn: int, tokens: int) -> list[int]:
+        """Return ids that only seed, conversation and turn determine."""
+        return [int(token) for token in self._draw("turn", f"{self._config.seed}/{conversation}/{turn}", tokens)]
+
+    def of_length(self, index: int, length: LengthOnly) -> list[int]:
+        """Return one block of HASH_TOKENS per hash, then ids of the request's own; all new in every run."""
+        ids: list[int] = []
+        for number in length.hash_ids:
+            ids += self._draw("hash", f"{self._run_id}/{number}", HASH_TOKENS).tolist()
+        ids = ids[: length.tokens]
+        if len(ids) < length.tokens:
+            ids += self._own_start(index)
+            ids += self._draw("content", f"{self._config.seed}/{index}", max(0, length.tokens - len(ids))).tolist()
+        return ids[: length.tokens]
+
+    def _own_start(self, index: int) -> list[int]:
+        """Return the block that no other request has."""
+        start = seed_of("start", self._run_id) % len(self._allowed)
         first = self._allowed[(start + index) % len(self._allowed)]
-        unique = self._draw("unique", f"{self._run_id}/{index}", UNIQUE_TOKENS - 1)
-        content = self._draw("content", f"{config.seed}/{index}", config.prompt_tokens)
-        ids = [*shared.tolist(), int(first), *unique.tolist(), *content.tolist()]
-        return ids[: config.prompt_tokens]
+        return [int(first), *self._draw("unique", f"{self._run_id}/{index}", UNIQUE_TOKENS - 1).tolist()]
 
     def _draw(self, part: str, key: str, count: int) -> NDArray[np.int64]:
-        return np.random.default_rng(_seed(part, key)).choice(self._allowed, count)
+        return np.random.default_rng(seed_of(part, key)).choice(self._allowed, count)
 
 
 class TextPrompts:
@@ -74,15 +131,48 @@ class TextPrompts:
         if config.same_prompts:
             index = 0
         shared_words = self._words_for(config.shared_prefix_tokens) if config.shared_prefix_tokens else 0
-        own_words = max(1, self._words_for(config.prompt_tokens) - shared_words)
+        own_words = max(1, self._words_for(prompt_length(config, index)) - shared_words)
         shared = _text_of_words("shared", self._run_id, shared_words)
-        unique = f"{hashlib.sha256(f'{self._run_id}/{index}'.encode()).hexdigest()[:8]} "
-        return shared + unique + _text_of_words("content", f"{config.seed}/{index}", own_words)
+        return shared + self._own_start(index) + _text_of_words("content", f"{config.seed}/{index}", own_words)
+
+    def later_turn(self, conversation: int, turn: int, tokens: int) -> str:
+        """Return words that only seed, conversation and turn determine; a word counts as `words_for` says."""
+        per_token = self._words_for(2 * tokens) - self._words_for(tokens)  # the difference: without a template's share
+        return " " + _text_of_words("turn", f"{self._config.seed}/{conversation}/{turn}", max(1, per_token))
+
+    def of_length(self, index: int, length: LengthOnly) -> str:
+        """Return equal words for equal hashes, then the request's own."""
+        words = max(1, self._words_for(length.tokens))
+        per_hash = max(1, round(words * HASH_TOKENS / max(1, length.tokens)))
+        shared = [_text_of_words("hash", f"{self._run_id}/{number}", per_hash) for number in length.hash_ids]
+        own_words = max(0, words - per_hash * len(shared))
+        return "".join(shared) + self._own_start(index) + _text_of_words("content", f"{index}", own_words)
+
+    def _own_start(self, index: int) -> str:
+        return f"{hashlib.sha256(f'{self._run_id}/{index}'.encode()).hexdigest()[:8]} "
+
+
+def prompt_length(workload: Workload, index: int) -> int:
+    """Return the prompt tokens of a request: `prompt_tokens`, or evenly spread around it."""
+    shortest = workload.shared_prefix_tokens + 1
+    return max(shortest, _length("prompt", workload.seed, index, workload.prompt_tokens, workload.prompt_spread))
+
+
+def output_length(workload: Workload, index: int) -> int:
+    """Return the output tokens of a request: `output_tokens`, or evenly spread around it."""
+    return _length("output", workload.seed, index, workload.output_tokens, workload.output_spread)
+
+
+def _length(part: str, seed: int, index: int, mean: int, spread: float) -> int:
+    low, high = max(1, round(mean * (1 - spread))), round(mean * (1 + spread))
+    if low >= high:
+        return mean
+    return int(np.random.default_rng(seed_of(f"{part} length", f"{seed}/{index}")).integers(low, high + 1))
 
 
 def _text_of_words(part: str, key: str, count: int) -> str:
     """Return `count` words determined by `part` and `key`, each followed by a space."""
-    choice = np.random.default_rng(_seed(part, key)).integers(0, len(WORDS), count)
+    choice = np.random.default_rng(seed_of(part, key)).integers(0, len(WORDS), count)
     return "".join(f"{WORDS[i]} " for i in choice)
 
 
@@ -91,5 +181,6 @@ def usable_ids(vocab_size: int, special: Collection[int]) -> NDArray[np.int64]:
     return np.setdiff1d(np.arange(vocab_size, dtype=np.int64), np.asarray(sorted(special), np.int64))
 
 
-def _seed(part: str, key: str) -> int:
+def seed_of(part: str, key: str) -> int:
+    """Return a random generator's seed: different for different parts and keys, the same everywhere and always."""
     return int.from_bytes(hashlib.sha256(f"{part}:{key}".encode()).digest()[:16], "little")

@@ -12,10 +12,12 @@ from typing import Protocol
 
 from optimc.measure.bench import summarize
 from optimc.measure.bench_result import BenchResult
-from optimc.measure.closed_loop import LoadRun, run_closed_loop
 from optimc.measure.driver import Clock
 from optimc.measure.engine_driver import EngineDriver
 from optimc.measure.exchange import Exchange
+from optimc.measure.load.closed_loop import run_closed_loop
+from optimc.measure.load.dataset import Dataset, LinesDataset
+from optimc.measure.load.load_run import LoadRun
 from optimc.measure.served_engine import ServedEngine
 from optimc.measure.speculation_result import SpeculationResult
 from optimc.measure.workload import Workload
@@ -75,16 +77,19 @@ def bench_speculation(
     """Measure an engine that speculates, block by block with and without. The result is that of the last block with, or
     of one in which too many requests failed, and holds the comparison. Raises MeasureError as `run_bench` does."""
     clock = time.perf_counter
+    dataset = None
+    if prompts is not None:
+        dataset = LinesDataset([(list(ids), config.output_tokens, None) for ids in prompts], is_scheduled=False)
     with_, without = _Side(), _Side()
     total: SpeculationStats | None = None
     for turn, speculates in enumerate(TURNS):
         before = engine.stats().speculation
-        driver = EngineDriver(engine, clock, prompts=prompts, speculation=None if speculates else "off")
+        driver = EngineDriver(engine, clock, speculation=None if speculates else "off")
 
         def on_progress(done: int, of: int, label: str, turn: int = turn) -> None:
             progress(turn * of + done, len(TURNS) * of, label)
 
-        run = asyncio.run(_run_block(driver, config, clock, on_progress))
+        run = asyncio.run(_run_block(driver, config, dataset, clock, on_progress))
         (with_ if speculates else without).add(summarize(run, config, driver.description, driver.notes()), run.measured)
         after = engine.stats().speculation
         assert before is not None, "the engine speculates"
@@ -105,13 +110,13 @@ def bench_speculation(
     return replace(shown, speculation=comparison, warnings=warnings)
 
 
-async def _run_block(driver: EngineDriver, config: Workload, clock: Clock, progress: Progress) -> LoadRun:
+async def _run_block(
+    driver: EngineDriver, config: Workload, dataset: Dataset | None, clock: Clock, progress: Progress
+) -> LoadRun:
     label = f"bench, concurrency {config.concurrency}"
     progress(0, config.num_requests, label)
-    prompts = await driver.prepare(config, secrets.token_hex(8))
-    return await run_closed_loop(
-        driver, prompts, config, clock, lambda done: progress(done, config.num_requests, label)
-    )
+    ready = await driver.prepare(config, secrets.token_hex(8), dataset)
+    return await run_closed_loop(driver, ready, config, clock, lambda done: progress(done, config.num_requests, label))
 
 
 def summarize_speculation(

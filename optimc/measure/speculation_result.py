@@ -60,6 +60,25 @@ class SpeculationResult:
             "speculative_tokens_per_s": self.speculative_tokens_per_s,
         }
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SpeculationResult:
+        """Read what `to_json` gave."""
+        return cls(
+            mode=data["mode"],
+            proposers={
+                name: ProposerStats(figures["drafted"], figures["accepted"], figures["trees"])
+                for name, figures in data["proposers"].items()
+            },
+            acceptance_by_position=tuple(data["acceptance_by_position"]),
+            tokens_per_step=data["tokens_per_step"],
+            draft_s_per_step=data["draft_ms_per_step"] / 1e3,
+            costs=tuple((int(rows), ms / 1e3) for rows, ms in data["costs_ms"].items()),
+            predicted_speedup=data["predicted_speedup"],
+            break_even_batch=data["break_even_batch"],
+            plain_tokens_per_s=data["plain_tokens_per_s"],
+            speculative_tokens_per_s=data["speculative_tokens_per_s"],
+        )
+
     def lines(self) -> list[tuple[str, str]]:
         """Return (name, value) for the report in a terminal."""
         proposers = ", ".join(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from optimc.measure.closed_loop import LoadRun
 from optimc.measure.exchange import Exchange
+from optimc.measure.load.load_run import LoadRun
 
 
 def steady_tokens_per_s(run: LoadRun) -> float | None:
@@ -43,8 +43,8 @@ def whole_run_tokens_per_s(run: LoadRun) -> float | None:
 
 
 def measured_wall_s(run: LoadRun) -> float:
-    """From the first measured request sent to the last one ended, in seconds."""
-    return _last_end(run.measured) - min(exchange.sent_s for exchange in run.measured)
+    """From the first measured request sent, or due in an open loop, to the last one ended, in seconds."""
+    return _last_end(run.measured) - min(exchange.start_s for exchange in run.measured)
 
 
 def _last_end(exchanges: Sequence[Exchange]) -> float:

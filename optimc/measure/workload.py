@@ -160,13 +160,16 @@ class Workload:
         size = f"{prompt}+{self.output_tokens}{_spread(self.output_spread)} tokens"
         if self.dataset == "turns":
             size += f", {self.turns} turns"
-        if self.arrival == "closed":
-            return f"{size}, concurrency {self.concurrency}"
-        if self.arrival == "trace":
-            return f"{size}, trace x{self.rate_scale:g}"
-        rate = self.rate_per_s or 0.0
-        # Two digits after the point at least where the rate is small: 0.05/s must not read 0.1/s.
-        return f"{size}, {rate:.1f}/s {self.arrival}" if rate >= 1 else f"{size}, {rate:.2g}/s {self.arrival}"
+        load = f"concurrency {self.concurrency}" if self.arrival == "closed" else self.rate_text()
+        return f"{size}, {load}"
+
+    def rate_text(self) -> str:
+        """Return an open loop's rate: "4.0/s poisson"."""
+        if self.rate_per_s is None:
+            return f"trace x{self.rate_scale:g}"
+        # A small rate keeps two digits: 0.05/s must not read 0.1/s.
+        rate = f"{self.rate_per_s:.1f}" if self.rate_per_s >= 1 else f"{self.rate_per_s:.2g}"
+        return f"{rate}/s {self.arrival}"
 
     def to_json(self) -> dict[str, Any]:
         """Return all options, defaults resolved; "by_default" names those that nobody stated."""

@@ -1,6 +1,5 @@
 """`optimc bench`: what its help promises."""
 
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,6 @@ def test_the_help_means_by_each_figure_what_the_report_means():
     [
         ({"speculation": "ngram"}, "--speculation: needs a PLAN, not --url"),
         ({"no_speculation": True}, "--no-speculation: needs a PLAN, not --url"),
-        ({"prompts_file": Path("some.jsonl")}, "--prompts: needs a PLAN, not --url"),
     ],
 )
 def test_what_needs_a_plan_is_refused_with_a_url(options, message):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from optimc.errors import ConfigError, OverloadedError
-from optimc.measure.prompt_file import read_prompts
+from optimc.errors import OverloadedError
 from optimc.measure.speculation import RANDOM_PROMPTS, bench_speculation, break_even_batch, summarize_speculation
 from optimc.measure.workload import Workload
 from optimc.plan import Limits
@@ -139,32 +138,3 @@ def test_failures_without_guesses_are_not_hidden_behind_successes_with(engine):
 def test_random_prompts_come_with_a_warning(engine):
     config = Workload(prompt_tokens=4, output_tokens=8, requests=1, warmup_requests=0)
     assert RANDOM_PROMPTS in bench_speculation(engine, config).warnings
-
-
-def test_prompts_are_read_line_by_line(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "Once", "kind": "prose"}\n\n{"messages": [{"role": "user", "content": "Hi"}]}\n')
-    one, other = read_prompts(path)
-    assert (one.kind, one.prompt) == ("prose", "Once")
-    assert (other.kind, other.messages) == ("", ({"role": "user", "content": "Hi"},))
-
-
-def test_lines_that_are_no_prompts_are_all_named(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    lines = [
-        '{"prompt": "a", "messages": []}',
-        "{}",
-        '{"prompt": 3}',
-        '{"prompt": ""}',
-        "no JSON",
-        '{"messages": [{}]}',
-    ]
-    path.write_text("\n".join(lines))
-    with pytest.raises(ConfigError) as caught:
-        read_prompts(path)
-    assert [fault.where for fault in caught.value.faults] == [f"{path}:{line}" for line in range(1, 7)]
-    path.write_text("\n")
-    with pytest.raises(ConfigError, match="holds no prompt"):
-        read_prompts(path)
-    with pytest.raises(ConfigError, match="--prompts"):
-        read_prompts(tmp_path / "absent.jsonl")

@@ -13,51 +13,41 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from optimc.measure.driver import Clock, Driver
 from optimc.measure.exchange import Exchange
-from optimc.measure.prompts import PromptSource
+from optimc.measure.load.conversations import Conversations
+from optimc.measure.load.dataset import Dataset
+from optimc.measure.load.load_run import LoadRun
+from optimc.measure.load.sending import send
 from optimc.measure.workload import Workload
 
 
-@dataclass(slots=True)
-class LoadRun:
-    """All requests of one run, each in the order of its end."""
-
-    cold: Exchange | None = None
-    warmup: list[Exchange] = field(default_factory=list)
-    """Without the cold one."""
-    measured: list[Exchange] = field(default_factory=list)
-    fillers: list[Exchange] = field(default_factory=list)
-    """Ended or cancelled."""
-    steady_start_s: float = 0.0
-    """When the last client sent its first measured request."""
-
-
 async def run_closed_loop(
-    driver: Driver, prompts: PromptSource, config: Workload, clock: Clock, on_measured: Callable[[int], None]
+    driver: Driver, dataset: Dataset, config: Workload, clock: Clock, on_measured: Callable[[int], None]
 ) -> LoadRun:
     """Run the load. `on_measured(done)` is called after each measured request."""
-    return await _ClosedLoop(driver, prompts, config, clock, on_measured).run()
+    return await _ClosedLoop(driver, dataset, config, clock, on_measured).run()
 
 
 class _ClosedLoop:
     def __init__(
         self,
         driver: Driver,
-        prompts: PromptSource,
+        dataset: Dataset,
         config: Workload,
         clock: Clock,
         on_measured: Callable[[int], None],
     ) -> None:
         self._driver = driver
-        self._prompts = prompts
+        self._dataset = dataset
         self._config = config
         self._clock = clock
         self._on_measured = on_measured
         self._result = LoadRun()
+        self._conversations = Conversations()
         self._sent = 0
+        self._sent_by = [0] * config.concurrency
         self._measured_sent = 0
         self._all_done = asyncio.Event()
 
@@ -65,7 +55,7 @@ class _ClosedLoop:
         config = self._config
         warmup = config.num_warmup_requests
         if warmup > 0:
-            self._result.cold = await self._send(config.output_tokens)
+            self._result.cold = await self._send(0, 1.0)
         shares = [
             (max(0, warmup - 1) + config.concurrency - 1 - client) // config.concurrency
             for client in range(config.concurrency)
@@ -81,37 +71,50 @@ class _ClosedLoop:
         config, result = self._config, self._result
         for turn in range(warmup):
             share = (number + 1) / config.concurrency if turn == warmup - 1 else 1.0
-            result.warmup.append(await self._send(math.ceil(config.output_tokens * share)))
+            exchange = await self._send(number, share)
+            if exchange is not None:
+                result.warmup.append(exchange)
         first = True
         while self._measured_sent < config.num_requests:
             self._measured_sent += 1
             if first:
                 result.steady_start_s = max(result.steady_start_s, self._clock())
                 first = False
-            result.measured.append(await self._send(config.output_tokens))
-            self._on_measured(len(result.measured))
-            if len(result.measured) == config.num_requests:
+            exchange = await self._send(number, 1.0)
+            if exchange is None:
+                result.not_sent += 1
+            else:
+                result.measured.append(exchange)
+            done = len(result.measured) + result.not_sent
+            self._on_measured(done)
+            if done == config.num_requests:
                 self._all_done.set()
         while not self._all_done.is_set():
             filler = Exchange(self._clock())
             result.fillers.append(filler)
-            await self._send_into(filler, config.output_tokens)
-            if filler.failure is not None:
+            sent = await self._send_into(filler, number, 1.0)
+            if not sent or filler.failure is not None:
                 return  # a target that refuses must not be hammered for the sake of load
 
-    async def _send(self, output_tokens: int) -> Exchange:
+    async def _send(self, client: int, share: float) -> Exchange | None:
         exchange = Exchange(self._clock())
-        await self._send_into(exchange, output_tokens)
-        return exchange
+        return exchange if await self._send_into(exchange, client, share) else None
 
-    async def _send_into(self, exchange: Exchange, output_tokens: int) -> None:
-        prompt = self._prompts(self._sent)
+    async def _send_into(self, exchange: Exchange, client: int, share: float) -> bool:
+        """Send the client's next call, with `share` of its output. False if its conversation had failed before."""
+        call = self._dataset(self._next_index(client))
+        self._conversations.open(call)
+        prompt = await self._conversations.prompt_of(call)
+        if prompt is not None:
+            output_tokens = math.ceil(call.output_tokens * share)
+            await send(self._driver, prompt, output_tokens, exchange, self._clock, self._config.timeout_s)
+        self._conversations.end(call, prompt, exchange)
+        return prompt is not None
+
+    def _next_index(self, client: int) -> int:
+        """Requests are numbered as they are sent; but a conversation is one client's, which waits for its answers."""
+        if self._config.dataset == "turns":
+            self._sent_by[client] += 1
+            return client + self._config.concurrency * (self._sent_by[client] - 1)
         self._sent += 1
-        try:
-            async with asyncio.timeout(self._config.timeout_s):
-                await self._driver.send(prompt, output_tokens, exchange)
-        except TimeoutError:
-            exchange.fail(f"timed out after {self._config.timeout_s:g} s", self._clock())
-            return
-        if exchange.failure is None and exchange.output_tokens == 0:
-            exchange.fail("empty output", self._clock())
+        return self._sent - 1
