@@ -1,8 +1,233 @@
-"""`optimc attribute`."""
+"""`optimc attribute`: what each pass and each feature of the runtime gained."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-def attribute() -> None:
-    """Being written."""
-    raise NotImplementedError
+import typer
+
+from optimc.cli import options
+from optimc.cli.progress import progress_bar
+from optimc.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optimc.measure.served_engine import ServedEngine
+    from optimc.measure.store import EngineSwitches
+    from optimc.measure.workload import Workload
+
+VARIANTS = "attribution"
+"""Folder in the cache that holds variants' plans: nobody serves them, and they are rebuilt when they are gone."""
+
+
+def attribute(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe in YAML.", show_default=False)],
+    overrides: options.Set = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            metavar="leave-one-out|cumulative|both",
+            help="leave-one-out: the recipe against itself without each factor. cumulative: each factor on top of "
+            "those before it, from the bare model up.",
+        ),
+    ] = "both",
+    pairs: Annotated[
+        int, typer.Option("--pairs", help="Rounds of four blocks (with, without, without, with); 3 at least.")
+    ] = 4,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", help="Numbers of clients, ascending, with commas; each is measured.")
+    ] = "1,8",
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Length of every prompt.")] = 512,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Length of every answer.")] = 64,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", help="Requests measured in each block; max(8, 4 × clients).", show_default=False),
+    ] = None,
+    budget_minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-minutes",
+            help="Time for everything, builds included. What does not fit is cut, and the report says what: first "
+            "pairs, then requests, then factors from the end.",
+            show_default=False,
+        ),
+    ] = None,
+    knee: Annotated[
+        bool,
+        typer.Option(
+            "--knee", help="Also find the highest rate of requests that keeps --slo, for every variant. Long."
+        ),
+    ] = False,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo", metavar="NAME=MS", help="Limits for --knee: ttft=500, tpot=40, e2e=9000. May be repeated."
+        ),
+    ] = None,
+    attain: Annotated[float, typer.Option("--attain", help="Share of requests that must keep the limits.")] = 0.95,
+    speculation: options.Speculation = None,
+    windows: Annotated[
+        int, typer.Option("--windows", help="Windows of evaluation text for KL; 0 leaves KL out.", min=0)
+    ] = 16,
+    length: Annotated[int, typer.Option("--length", help="Tokens per window.")] = 512,
+    output_dir: Annotated[
+        Path,
+        typer.Option("--output-dir", help="Where the recipe's own plan is, or is put; its variants' go to the cache."),
+    ] = Path(),
+    cache_dir: options.CacheDir = None,
+    threads: options.Threads = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what was measured on this machine before.")
+    ] = False,
+    as_json: options.Json = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with bars.", show_default=False)
+    ] = None,
+) -> None:
+    """Build the recipe's variants, measure each in turns with the recipe, and print what every factor gained.
+
+    A factor is a pass of the recipe, an option of its target (KV format, 8-bit activations) or a feature of the runtime
+    (in-flight batching, chunked prefill, prefix cache, speculation). Blocks are kept as they end: a run that was killed
+    goes on where it stopped.
+    """
+    from rich.console import Console
+
+    from optimc.build import BuildOptions, require_compiler
+    from optimc.measure.attribution.attribute import attribute as attribute_recipe
+    from optimc.measure.attribution.config import AttributeConfig
+    from optimc.measure.attribution.recipe_file import RecipeFile
+    from optimc.measure.load.slo import Slo
+
+    require_compiler("building a recipe's variants")
+    config = AttributeConfig(
+        mode=mode,  # type: ignore[arg-type]  # checked there
+        pairs=pairs,
+        concurrencies=clients(concurrency),
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        requests=requests,
+        budget_s=None if budget_minutes is None else budget_minutes * 60,
+        knee=knee,
+        slo=Slo.parse(slo) if slo else None,
+        attain=attain,
+        speculation=speculation,
+        windows=windows,
+        length=length,
+        threads=threads,
+    )
+    check_output(html, "--html")
+    build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir, output_dir=output_dir)
+    file = RecipeFile.read(recipe, build_options)
+    with progress_bar() as progress:
+        result = _run(recipe, file, config, build_options, fresh, progress, attribute_recipe)
+    if html is not None:
+        _write_page(html, result)
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        Console().print(result.table())
+
+
+def _run(
+    recipe: Path, file: Any, config: Any, build_options: Any, fresh: bool, progress: Any, attribute_recipe: Any
+) -> Any:
+    """Wire builds, engines, store and quality together."""
+    from dataclasses import replace
+
+    from optimc.build import build_recipe
+    from optimc.measure.attribution.attribute import Surroundings
+    from optimc.measure.attribution.plan_quality import PlanQuality
+    from optimc.measure.evaluation import load_reference
+    from optimc.measure.machine import read_machine
+    from optimc.measure.store import MeasurementStore
+
+    cache = build_options.cache
+
+    def build(variant: Any) -> Path:
+        output = cache / VARIANTS / f"{variant.name}.plan" if variant.overrides else None
+        changed = replace(build_options, output=output, overrides=(*build_options.overrides, *variant.overrides))
+        return build_recipe(
+            recipe, changed, progress=lambda done, total, label: progress(done, total, f"{variant.name}: {label}")
+        ).path
+
+    store, machine = MeasurementStore(cache / "measurements"), read_machine()
+    with PlanQuality(
+        windows=config.windows,
+        length=config.length,
+        cache_dir=cache,
+        store=store,
+        machine=machine,
+        open_engine=open_switched,
+        load_reference=lambda manifest: load_reference(manifest, cache_dir=cache),
+        threads=config.threads,
+        fresh=fresh,
+        progress=progress,
+    ) as quality:
+        around = Surroundings(
+            build=build,
+            open_engine=open_switched,
+            store=store,
+            quality=quality if config.windows else None,
+            ladder=climb if config.knee else None,
+            machine=machine,
+            progress=progress,
+        )
+        return attribute_recipe(file, config, around, fresh=fresh)
+
+
+def open_switched(plan: Path, switches: EngineSwitches) -> ServedEngine:
+    """Load and start an engine with these switches; with speculation it first measures its steps."""
+    from optimc.cli.engine_options import load_engine
+    from optimc_runtime.config import SpeculationOptions
+
+    return load_engine(
+        plan,
+        max_seqs=switches.max_seqs,
+        max_step_tokens=switches.max_step_tokens,
+        threads=switches.threads,
+        prefix_cache=switches.prefix_cache,
+        chunked_prefill=switches.chunked_prefill,
+        inflight_batching=switches.inflight_batching,
+        speculation=SpeculationOptions.parse(switches.speculation),
+    )
+
+
+def climb(engine: ServedEngine, workload: Workload, attain: float) -> Mapping[str, Any]:
+    """Raise the load until the workload's limits break; return the ladder as JSON."""
+    from optimc.measure.bench import run_bench
+    from optimc.measure.load.ladder import run_ladder
+
+    return run_ladder(lambda load: run_bench(engine, load), workload, attain=attain).to_json()
+
+
+def clients(text: str) -> tuple[int, ...]:
+    """Read "1,8". Raises ConfigError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError("options", [Fault("--concurrency", f"'{text}' is not a list like 1,8")]) from None
+
+
+def check_output(path: Path | None, option: str) -> None:
+    """Raise ConfigError, before any long work, if a result could not be written."""
+    from optimc.storage import why_not_writable
+
+    if path is None:
+        return
+    reason = f"{path} is a folder; name a file" if path.is_dir() else why_not_writable(path.parent)
+    if reason is not None:
+        raise ConfigError("options", [Fault(option, reason)])
+
+
+def _write_page(path: Path, result: Any) -> None:
+    from optimc.measure.machine import read_machine
+    from optimc.measure.report import Report, html_report
+    from optimc.storage import storing
+
+    page = html_report(Report(title=result.recipe, machine=read_machine(), attribution=result))
+    with storing("the page", path):
+        path.write_text(page, "utf-8")

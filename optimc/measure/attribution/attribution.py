@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -123,12 +123,15 @@ class Attribution:
         """Return the report for a terminal: the figures of the recipe, effects, interaction, what was not measured."""
         parts: list[RenderableType] = [self._headline()]
         for mode, title in (
-            ("without", "Each factor alone: the recipe / the recipe without it"),
-            ("cumulative", "One upon the other: with it / without it, on top of the rows above"),
+            ("without", "Left out: the recipe / the recipe without the factor"),
+            ("cumulative", "Added: with the factor / without it, on top of the rows above"),
         ):
             rows = [row for row in self.rows if row.mode == mode and row.na is None]
-            if rows:
-                parts.append(_effects(rows, title))
+            if not rows:
+                continue
+            parts.append(Text(f"\n{title}", style="bold"))
+            parts += [_effects(load, rows) for load in dict.fromkeys(row.workload for row in rows)]
+            parts += _plans(rows)
         parts += [self._interaction(), *self._unmeasured(), Text("\n".join(self.method), style="dim")]
         return Group(*parts)
 
@@ -144,12 +147,19 @@ class Attribution:
             )
         return text
 
-    def _interaction(self) -> Text:
-        text = Text()
+    def _interaction(self) -> RenderableType:
+        if not self.interaction:
+            return Text()
+        table = Table(
+            "interaction of all factors",
+            "",
+            "n",
+            title="More (above 1) than the factors' product",
+            title_justify="left",
+        )
         for name, effect in self.interaction.items():
-            said = str(effect).replace("no difference seen", "none seen")
-            text.append(f"interaction of all factors, {name}: {said}, n={effect.pairs}\n")
-        return text
+            table.add_row(name, str(effect).replace("no difference seen", "none seen"), str(effect.pairs))
+        return table
 
     def _unmeasured(self) -> list[Text]:
         found = dict.fromkeys((row.factor, row.mode, row.workload, row.na) for row in self.rows if row.na is not None)
@@ -159,25 +169,35 @@ class Attribution:
         ]
 
 
-def _effects(rows: list[Row], title: str) -> Table:
-    """The plan's own figures stand on a factor's first row only: they do not depend on the load."""
-    names = [name for name in METRICS if any(row.metrics.get(name) is not None for row in rows)]
-    table = Table("factor", "load", *(METRICS[name] for name in names), "n", "plan", "KL", title=title)
-    last = None
-    for row in rows:
-        first = row.factor != last
-        last = row.factor
-        shown = [row.metrics.get(name) for name in names]
-        pairs = sorted({effect.pairs for effect in shown if effect is not None})
-        table.add_row(
-            row.factor if first else "",
-            row.workload + (f"\n{row.note}" if row.note else ""),
-            *("n/a" if effect is None else str(effect) for effect in shown),
-            ", ".join(map(str, pairs)),
-            "" if row.plan_bytes is None or not first else f"×{row.plan_bytes[0] / row.plan_bytes[1]:.3g}",
-            "" if not first else _kl(row),
-        )
+def _effects(load: str, rows: Sequence[Row]) -> Table:
+    """One load's effects. Every cell has its interval; pairs and their number stand in the heading."""
+    shown = [row for row in rows if row.workload == load]
+    names = [name for name in METRICS if any(row.metrics.get(name) is not None for row in shown)]
+    pairs = sorted({effect.pairs for row in shown for effect in row.metrics.values() if effect is not None})
+    notes = "; ".join(dict.fromkeys(f"{row.factor}: {row.note}" for row in shown if row.note))
+    table = Table("factor", *(METRICS[name] for name in names), title_justify="left", caption_justify="left")
+    table.title = f"{load}; n = {' or '.join(map(str, pairs))} pairs"
+    table.caption = notes or None
+    table.columns[0].no_wrap = True
+    for row in shown:
+        effects = [row.metrics.get(name) for name in names]
+        table.add_row(row.factor, *("n/a" if effect is None else effect.cell() for effect in effects))
     return table
+
+
+def _plans(rows: Sequence[Row]) -> list[Table]:
+    """What the factors did to the plan: that does not depend on the load."""
+    changed = {row.factor: row for row in reversed(rows) if row.plan_bytes is not None}
+    if not changed:
+        return []
+    table = Table("factor", "plan size", "KL, nats per token", "plan without it", title="plans", title_justify="left")
+    table.columns[0].no_wrap = True
+    for name in dict.fromkeys(row.factor for row in rows):
+        row = changed.get(name)
+        if row is not None and row.plan_bytes is not None:
+            kl = "not measured" if row.kl is None and row.kl_difference is None else _kl(row)
+            table.add_row(name, f"×{row.plan_bytes[0] / row.plan_bytes[1]:.3g}", kl, row.plan)
+    return [table]
 
 
 def _kl(row: Row) -> str:

@@ -50,6 +50,13 @@ class Effect:
         """Whether there is a difference at all: the interval exists and does not hold 1."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
+    def cell(self) -> str:
+        """Return two lines for a table: the value or that there is none to speak of, then the interval."""
+        if self.low is None or self.high is None:
+            return f"×{self.value:.3g}\nno interval"
+        said = f"×{self.value:.3g}" if self.excludes_one else "no difference seen"
+        return f"{said}\n{self.low:.3g}..{self.high:.3g}"
+
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"×{self.value:.3g} (n={self.pairs}: no interval)"
@@ -88,5 +95,7 @@ class Difference:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{self.value:+.2g} (n={self.n}: no interval)"
+        if self.value == self.low == self.high == 0:
+            return f"exactly the same (n={self.n})"
         bounds = f"{self.low:+.2g}..{self.high:+.2g}, n={self.n}"
         return f"no difference seen ({bounds})" if self.low <= 0 <= self.high else f"{self.value:+.2g} ({bounds})"
