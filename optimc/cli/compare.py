@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +17,10 @@ from optimc.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from optimc.build import BuildOptions
+    from optimc.measure.attribution.attribution import Attribution
+    from optimc.measure.compare.comparison import Comparison
+    from optimc.measure.roofline.rates import MachineRates
+    from optimc.progress import Progress
 
 
 def compare(
@@ -23,16 +29,62 @@ def compare(
     ],
     overrides: options.Set = None,
     output_dir: Annotated[Path, typer.Option("--output-dir", help="Where recipes' plans are, or are put.")] = Path(),
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens")] = 512,
-    output_tokens: Annotated[int, typer.Option("--output-tokens")] = 128,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each prompt.")] = 512,
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Tokens of each answer.")] = 128,
     concurrency: Annotated[
         str, typer.Option("--concurrency", help="Numbers of clients, ascending, with commas.")
     ] = "1,8",
     requests: Annotated[
         int | None, typer.Option("--requests", help="Requests measured at each concurrency; max(8, 4 × it).")
     ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Runs of each benchmark; from 3 on with intervals between the runs.")
+    ] = 1,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slo",
+            metavar="NAME=MS",
+            help="A limit a request must keep, in milliseconds: ttft=500, tpot=40, e2e=9000. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Raise the arrival rate until --slo breaks, and tell the knee. Minutes.")
+    ] = False,
+    rates: Annotated[
+        str | None,
+        typer.Option("--rates", help="The ladder's rates in requests/s, with commas; found by default."),
+    ] = None,
+    attain: Annotated[
+        float, typer.Option("--attain", help="Share of requests that must keep --slo for a rate to pass.")
+    ] = 0.95,
     windows: Annotated[int, typer.Option("--windows", help="Windows of evaluation text.")] = 16,
     length: Annotated[int, typer.Option("--length", help="Tokens per window.")] = 512,
+    machine_price: Annotated[
+        float | None,
+        typer.Option("--machine-price", help="Price of this machine per hour: adds the cost per million tokens."),
+    ] = None,
+    currency: Annotated[str, typer.Option("--currency", help="What --machine-price is in.")] = "USD",
+    build_jobs: Annotated[
+        int | None,
+        typer.Option("--build-jobs", help="Most builds at once, where memory allows; half the cores.", min=1),
+    ] = None,
+    max_host_bytes: Annotated[
+        str | None,
+        typer.Option("--max-host-bytes", help="Most memory all builds may take together, for example 8GiB."),
+    ] = None,
+    attribution: Annotated[
+        Path | None,
+        typer.Option("--attribution", metavar="FILE.json", help="From `optimc attribute --json`, for --html."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a report with charts, one file that works offline."),
+    ] = None,
+    bound: Annotated[
+        bool, typer.Option("--bound/--no-bound", help="Say how far the machine would let each plan go (20 s, once).")
+    ] = True,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again what was measured on this machine before.")
     ] = False,
@@ -43,52 +95,100 @@ def compare(
 ) -> None:
     """Build what is missing, measure one plan at a time, print one row per plan and mark the Pareto front.
 
+    Figures are kept by plan, machine and load: what was measured before is not measured again without --fresh.
     Exits with code 1 if a plan fails a quality gate of its recipe.
     """
     from rich.console import Console
 
-    from optimc.build import BuildOptions, build_recipe, require_compiler
+    from optimc.build import BuildOptions, require_compiler
     from optimc.cli.engine_options import load_engine
-    from optimc.measure.compare.compare_plans import CompareConfig
     from optimc.measure.compare.compare_plans import compare as compare_plans
+    from optimc.measure.compare.config import CompareConfig
+    from optimc.measure.compare.cost import Price
+    from optimc.measure.load.slo import Slo
 
     require_compiler("comparing plans with the original model")
     config = CompareConfig(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        concurrencies=_numbers(concurrency),
+        concurrencies=_numbers(concurrency, int, "--concurrency", "1,8"),
         requests=requests,
         windows=windows,
         length=length,
         threads=threads,
+        repeats=repeats,
+        slo=Slo.parse(slo) if slo else None,
+        ladder=ladder,
+        attain=attain,
+        rates=None if rates is None else _numbers(rates, float, "--rates", "0.5,1,2"),
     )
+    price = None if machine_price is None else Price(machine_price, currency)
+    memory = options.bytes_option(max_host_bytes, "--max-host-bytes")
+    attributed = None if attribution is None else read_attribution(attribution)
+    _check_output(html, attribution)
     build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir, output_dir=output_dir)
-    names = check_items(items, build_options)
+    check_items(items, build_options)
     with progress_bar() as progress:
-
-        def build(recipe: Path) -> Path:
-            name = names[recipe]
-            return build_recipe(
-                recipe, build_options, progress=lambda done, total, label: progress(done, total, f"{name}: {label}")
-            ).path
-
+        known_rates = _rates(build_options.cache, threads) if bound else None
         result = compare_plans(
             items,
             config,
-            build=build,
+            build=lambda recipes: build_all(
+                recipes, build_options, most=build_jobs, max_host_bytes=memory, progress=progress
+            ),
             open_engine=lambda path: load_engine(path, threads=threads),
             cache_dir=build_options.cache,
             fresh=fresh,
+            price=price,
             progress=progress,
+            bound_for=_bound_for(known_rates),
         )
+    if html is not None:
+        _write_html(html, result, attributed, known_rates)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     elif markdown:
         typer.echo(result.markdown())
     else:
         Console().print(result.table())
+        if html is not None:
+            Console().print(f"report: {html}", markup=False, highlight=False)
     if not result.ok:
         raise typer.Exit(1)
+
+
+def build_all(
+    recipes: Sequence[Path],
+    options: BuildOptions,
+    *,
+    most: int | None,
+    max_host_bytes: int | None,
+    progress: Progress,
+) -> Mapping[Path, Path]:
+    """Build recipes, in processes of their own, and return their plans. Raises MeasureError naming one that fails."""
+    import os
+    import time
+
+    from optimc.measure.compare.build_jobs import MEMORY_SHARE, available_bytes, run_builds
+    from optimc.measure.compare.child_build import ChildBuild
+    from optimc.measure.compare.recipe_jobs import recipe_jobs
+
+    jobs = recipe_jobs(recipes, options)
+    most = min(most or max(1, (os.cpu_count() or 1) // 2), len(jobs))
+    arguments = [part for override in options.overrides for part in ("--set", override)]
+    arguments += ["--cache-dir", str(options.cache)]
+    if max_host_bytes is not None:
+        arguments += ["--max-host-bytes", str(max_host_bytes // most)]
+    memory_bytes = max_host_bytes if max_host_bytes is not None else int(MEMORY_SHARE * available_bytes())
+    run_builds(
+        jobs,
+        most=most,
+        memory_bytes=memory_bytes,
+        start=lambda job: ChildBuild(job, arguments),
+        pause=lambda: time.sleep(0.1),
+        progress=progress,
+    )
+    return {job.recipe: job.output for job in jobs}
 
 
 def check_items(items: Sequence[Path], options: BuildOptions) -> dict[Path, str]:
@@ -123,8 +223,83 @@ def check_items(items: Sequence[Path], options: BuildOptions) -> dict[Path, str]
     return names
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def read_attribution(path: Path) -> Attribution:
+    """Return what `optimc attribute --json` printed. Raises ConfigError."""
+    from optimc.measure.attribution.attribution import Attribution
+
     try:
-        return tuple(int(part) for part in text.split(","))
+        return Attribution.from_json(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"is not what `optimc attribute --json` prints ({type(error).__name__}: {error})"
+    raise ConfigError("options", [Fault("--attribution", f"{path}: {reason}")])
+
+
+def _check_output(html: Path | None, attribution: Path | None) -> None:
+    """Raise ConfigError for a report that could not be written after an hour, or would not be."""
+    from optimc.storage import why_not_writable
+
+    faults = []
+    if html is None and attribution is not None:
+        faults.append(Fault("--attribution", "is shown in the report only; give --html FILE"))
+    if html is not None:
+        reason = f"{html} is a folder; name a file" if html.is_dir() else why_not_writable(html.parent)
+        if reason is not None:
+            faults.append(Fault("--html", reason))
+    if faults:
+        raise ConfigError("options", faults)
+
+
+def _rates(cache: Path, threads: int | None) -> MachineRates | None:
+    from optimc.measure.roofline.rates_store import try_rates
+
+    return try_rates(cache, threads)
+
+
+def _bound_for(rates: MachineRates | None) -> Callable[[Any], Any]:
+    """Return what gives a subject's `BoundOf`; None for every plan without rates."""
+
+    def bound_for(subject: Any) -> Any:
+        if rates is None:
+            return None
+        from optimc.measure.roofline.row_bound import bound_of
+        from optimc.plan import Plan
+
+        with Plan.open(subject.path) as plan:
+            return bound_of(plan, rates)
+
+    return bound_for
+
+
+def _write_html(path: Path, result: Comparison, attribution: Attribution | None, rates: MachineRates | None) -> None:
+    from optimc.measure.report import Report, html_report
+    from optimc.measure.roofline.roofline import roofline
+    from optimc.plan import Plan
+    from optimc.storage import storing
+
+    rooflines = {}
+    if rates is not None:
+        for row in result.rows:
+            with Plan.open(row.path) as plan:
+                rooflines[row.name] = roofline(plan, rates)
+    ladders = {row.name: row.measurement.ladder for row in result.rows if row.measurement.ladder is not None}
+    command = shlex.join(["optimc", *sys.argv[1:]])
+    report = Report(
+        title=" · ".join(dict.fromkeys(row.name for row in result.rows[:3])) + (" · …" if len(result.rows) > 3 else ""),
+        machine=result.machine,
+        comparison=result,
+        ladders=ladders,
+        attribution=attribution,
+        rooflines=rooflines,
+        method=(f"Made by: {command}",),
+    )
+    with storing("the report", path):
+        path.write_text(html_report(report), "utf-8")
+
+
+def _numbers(text: str, kind: type, option: str, example: str) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError("options", [Fault("--concurrency", f"'{text}' is not a list like 1,8")]) from None
+        raise ConfigError("options", [Fault(option, f"'{text}' is not a list like {example}")]) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optimc_runtime.config import EngineConfig, SpeculationOptions
@@ -42,12 +42,11 @@ class EngineSwitches:
 
     def turned_off(self, name: str) -> EngineSwitches:
         """Return the same but for one switch: prefix_cache, chunked_prefill, inflight_batching or speculation."""
-        if name == "speculation":
-            return replace(self, speculation="off")
-        known = [field.name for field in fields(self) if field.type == "bool"]
-        if name not in known:
-            raise ValueError(f"'{name}' is no switch; known: {', '.join([*known, 'speculation'])}")
-        return replace(self, **{name: False})
+        off: dict[str, Any] = {"prefix_cache": False, "chunked_prefill": False, "inflight_batching": False}
+        off["speculation"] = "off"
+        if name not in off:
+            raise ValueError(f"'{name}' is no switch; known: {', '.join(off)}")
+        return replace(self, **{name: off[name]})
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""

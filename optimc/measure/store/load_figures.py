@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from optimc.measure.bench_result import BenchResult
+from optimc.measure.load.goodput import Goodput
+from optimc.measure.load.interval import Interval
+from optimc.measure.roofline.row_bound import RowBound
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,14 @@ class LoadFigures:
     output_tokens_per_s: float | None
     requests_per_s: float
     warnings: tuple[str, ...]
+    goodput: Goodput | None = None
+    """None without limits."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """By figure: "ttft_ms.p50" and the like."""
+    bound: RowBound | None = None
+    """How far the machine would let it go; None where that was not looked at."""
+    runs: int = 1
+    """Above 1: values are medians over runs."""
 
     @classmethod
     def of(cls, result: BenchResult) -> LoadFigures:
@@ -44,13 +55,30 @@ class LoadFigures:
             output_tokens_per_s=result.output_tokens_per_s,
             requests_per_s=result.requests_per_s,
             warnings=result.warnings,
+            goodput=result.goodput,
+            intervals=dict(result.intervals),
+            bound=result.bound,
+            runs=result.runs,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, so that `from_json` gives it back."""
-        return {**asdict(self), "warnings": list(self.warnings)}
+        plain = replace(self, goodput=None, intervals={}, bound=None)
+        return {
+            **asdict(plain),
+            "warnings": list(self.warnings),
+            "goodput": None if self.goodput is None else self.goodput.to_json(),
+            "intervals": {name: interval.to_json() for name, interval in self.intervals.items()},
+            "bound": None if self.bound is None else self.bound.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LoadFigures:
         """Inverse of `to_json`. Raises KeyError or TypeError on anything else."""
-        return cls(**{**data, "warnings": tuple(data["warnings"])})
+        taken = {
+            "warnings": tuple(data["warnings"]),
+            "goodput": None if data["goodput"] is None else Goodput.from_json(data["goodput"]),
+            "intervals": {name: Interval.from_json(found) for name, found in data["intervals"].items()},
+            "bound": None if data["bound"] is None else RowBound.from_json(data["bound"]),
+        }
+        return cls(**{**data, **taken})

@@ -7,9 +7,14 @@ from rich.console import Console
 
 from optimc.errors import CheckpointError, ConfigError, MeasureError, OverloadedError
 from optimc.measure.bench import bench_driver
-from optimc.measure.compare.compare_plans import CompareConfig, compare
-from optimc.measure.compare.comparison import KL_FLOOR, mark_front
+from optimc.measure.compare.compare_plans import compare
+from optimc.measure.compare.comparison import mark_front
+from optimc.measure.compare.config import CompareConfig
+from optimc.measure.compare.cost import Price
+from optimc.measure.compare.row import KL_FLOOR
+from optimc.measure.load.slo import Slo
 from optimc.measure.engine_driver import EngineDriver
+from optimc.measure.roofline.row_bound import RowBound
 from optimc.plan import PlanTensor, write_plan
 
 CONFIG = CompareConfig(
@@ -35,6 +40,7 @@ class World:
         self.folder = folder
         self.journal: list[str] = []
         self.references = 0
+        self.benches: list[int] = []
         self._make_manifest = make_manifest
         self._tokenizer_json = tokenizer_json
         self._scripted_engine = scripted_engine
@@ -54,9 +60,9 @@ class World:
         self._engines[path] = (script or self._steady_script(ttft_s, tpot_s), table)
         return path
 
-    def build(self, recipe):
-        self.journal.append(f"build {recipe.stem}")
-        return self.folder / f"{recipe.stem}.plan"
+    def build(self, recipes):
+        self.journal += [f"build {recipe.stem}" for recipe in recipes]
+        return {recipe: self.folder / f"{recipe.stem}.plan" for recipe in recipes}
 
     def open_engine(self, path):
         script, table = self._engines[path]
@@ -77,9 +83,11 @@ class World:
         self.journal.append("load original")
         return Original()
 
-    def bench(self, engine, config, progress):
+    def bench(self, engine, config, progress, *, bound):
         time = self._virtual_time_factory()
-        return time.run(bench_driver(EngineDriver(engine, time.clock), config, time.clock, "run", progress))
+        self.benches.append(config.concurrency)
+        result = time.run(bench_driver(EngineDriver(engine, time.clock), config, time.clock, "run", progress))
+        return result if bound is None else replace(result, bound=bound(result))
 
     def compare(self, *items, config=CONFIG, **options):
         options.setdefault("reference_for", self.reference)
@@ -131,7 +139,8 @@ def test_measurements_are_kept_by_plan_and_configuration(world):
     again = world.compare(a, b)
     assert world.journal == []
     assert [row.cached for row in again.rows] == [True, True]
-    assert [row.measurement for row in again.rows] == [row.measurement for row in first.rows]
+    assert [row.to_json()["loads"] for row in again.rows] == [row.to_json()["loads"] for row in first.rows]
+    assert [row.measurement.quality for row in again.rows] == [row.measurement.quality for row in first.rows]
     world.plan("b", payload=1)
     world.compare(a, b)
     assert world.journal == ["load original", "open b", "close b"]
@@ -173,10 +182,74 @@ def test_fresh_measures_again(world):
 def test_a_damaged_measurement_is_named(world):
     a = world.plan("a")
     world.compare(a)
-    (file,) = (world.folder / "cache" / "measurements").iterdir()
-    file.write_text('{"measurement": {}}')
-    with pytest.raises(MeasureError, match=f"{file.name}: not a measurement"):
+    files = sorted((world.folder / "cache" / "measurements").iterdir())
+    assert len(files) == 3
+    files[0].write_text('{"measurement": {}}')
+    with pytest.raises(MeasureError, match=f"{files[0].name}: not a measurement"):
         world.compare(a)
+
+
+def test_only_what_is_missing_is_measured(world):
+    a = world.plan("a")
+    world.compare(a, config=replace(CONFIG, concurrencies=(1,)))
+    world.benches.clear()
+    result = world.compare(a)
+    assert world.benches == [2]
+    row = result.rows[0]
+    assert [(origin.what, origin.cached) for origin in row.measurement.origins] == [
+        ("bench @1", True),
+        ("bench @2", False),
+        ("quality", True),
+    ]
+    assert not row.cached
+    assert "measured earlier: a (bench @1, quality: 20" in result.markdown()
+
+
+def test_what_was_measured_before_a_failure_is_kept(world):
+    a = world.plan("a", table=[[np.nan] * 3] * 3)
+    with pytest.raises(MeasureError, match="not finite"):
+        world.compare(a)
+    world.benches.clear()
+    with pytest.raises(MeasureError, match="not finite"):
+        world.compare(a)
+    assert world.benches == []
+
+
+def test_the_price_of_a_machine_becomes_the_cost_of_a_million_tokens(world):
+    # One client: 3 tokens in 0.1 + 2 * 0.01 s = 25 tokens/s; two: twice that. 0.36 an hour is 0.0001 a second, so
+    # that a million tokens at 50 a second, 20,000 s, cost 2.
+    a = world.plan("a")
+    result = world.compare(a, config=replace(CONFIG, requests=40), price=Price(0.36, "EUR"))
+    assert result.rows[0].cost == pytest.approx(2, rel=0.05)  # 5%: the steady window of 40 requests has edges
+    assert "| EUR/M tok |" in result.markdown()
+    assert "EUR per million output tokens at the best concurrency" in result.markdown()
+    assert "tok |" not in world.compare(a).markdown().splitlines()[0].replace("tok/s", "")
+
+
+def test_a_price_must_be_a_price():
+    with pytest.raises(ConfigError) as caught:
+        Price(0, " ")
+    assert [fault.where for fault in caught.value.faults] == ["--machine-price", "--currency"]
+
+
+def test_a_bound_has_its_column_and_its_note(world):
+    bound = RowBound(5.0, 0.5, None, None, "memory", None, "rates of another day")
+    a = world.plan("a")
+    result = world.compare(a, bound_for=lambda subject: lambda result: bound)
+    assert "| bound @1 | bound @2 |" in result.markdown()
+    assert "| 50% | 50% |" in result.markdown()
+    assert "a: rates of another day" in result.markdown()
+    assert world.compare(a).rows[0].measurement.loads[0].bound == bound
+
+
+def test_a_ladder_needs_limits():
+    with pytest.raises(ConfigError, match="ladder: needs limits"):
+        CompareConfig(ladder=True)
+    with pytest.raises(ConfigError, match="rates: are those of a ladder"):
+        CompareConfig(rates=(1.0,))
+    assert CompareConfig(ladder=True, slo=Slo(ttft_ms=500)).setting.startswith(
+        "512 prompt + 128 output tokens, limits ttft <= 500 ms"
+    )
 
 
 def test_recorded_logits_are_removed(world):
