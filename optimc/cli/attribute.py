@@ -15,9 +15,15 @@ from optimc.errors import ConfigError, Fault
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optimc.build import BuildOptions
+    from optimc.measure.attribution.attribution import Attribution
+    from optimc.measure.attribution.config import AttributeConfig
+    from optimc.measure.attribution.recipe_file import RecipeFile
+    from optimc.measure.attribution.variants import Variant
     from optimc.measure.served_engine import ServedEngine
     from optimc.measure.store import EngineSwitches
     from optimc.measure.workload import Workload
+    from optimc.progress import Progress
 
 VARIANTS = "attribution"
 """Folder in the cache that holds variants' plans: nobody serves them, and they are rebuilt when they are gone."""
@@ -97,7 +103,6 @@ def attribute(
     from rich.console import Console
 
     from optimc.build import BuildOptions, require_compiler
-    from optimc.measure.attribution.attribute import attribute as attribute_recipe
     from optimc.measure.attribution.config import AttributeConfig
     from optimc.measure.attribution.recipe_file import RecipeFile
     from optimc.measure.load.slo import Slo
@@ -123,7 +128,7 @@ def attribute(
     build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir, output_dir=output_dir)
     file = RecipeFile.read(recipe, build_options)
     with progress_bar() as progress:
-        result = _run(recipe, file, config, build_options, fresh, progress, attribute_recipe)
+        result = _run(recipe, file, config, build_options, fresh=fresh, progress=progress)
     if html is not None:
         _write_page(html, result)
     if as_json:
@@ -133,13 +138,20 @@ def attribute(
 
 
 def _run(
-    recipe: Path, file: Any, config: Any, build_options: Any, fresh: bool, progress: Any, attribute_recipe: Any
-) -> Any:
+    recipe: Path,
+    file: RecipeFile,
+    config: AttributeConfig,
+    build_options: BuildOptions,
+    *,
+    fresh: bool,
+    progress: Progress,
+) -> Attribution:
     """Wire builds, engines, store and quality together."""
     from dataclasses import replace
 
     from optimc.build import build_recipe
     from optimc.measure.attribution.attribute import Surroundings
+    from optimc.measure.attribution.attribute import attribute as attribute_recipe
     from optimc.measure.attribution.plan_quality import PlanQuality
     from optimc.measure.evaluation import load_reference
     from optimc.measure.machine import read_machine
@@ -147,7 +159,7 @@ def _run(
 
     cache = build_options.cache
 
-    def build(variant: Any) -> Path:
+    def build(variant: Variant) -> Path:
         output = cache / VARIANTS / f"{variant.name}.plan" if variant.overrides else None
         changed = replace(build_options, output=output, overrides=(*build_options.overrides, *variant.overrides))
         return build_recipe(
@@ -223,7 +235,7 @@ def check_output(path: Path | None, option: str) -> None:
         raise ConfigError("options", [Fault(option, reason)])
 
 
-def _write_page(path: Path, result: Any) -> None:
+def _write_page(path: Path, result: Attribution) -> None:
     from optimc.measure.machine import read_machine
     from optimc.measure.report import Report, html_report
     from optimc.storage import storing

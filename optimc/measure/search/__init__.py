@@ -1,0 +1,1 @@
+"""Search: the best served figure that a recipe can reach within its quality gates."""

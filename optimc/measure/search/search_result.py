@@ -14,7 +14,8 @@ from optimc.measure.search.space import Space, Value
 
 FORMAT = 1
 TrialState = Literal["measured", "gate", "refused", "failed"]
-"""`gate`: a quality gate failed, so no load was sent. `refused`: the recipe cannot be. `failed`: built or run in vain."""
+"""`gate`: a quality gate failed, so no load was sent. `refused`: there is no such recipe. `failed`: it was built or run
+in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ class SearchResult:
         direction = "more is better" if self.space.maximised else "less is better"
         objective = self.space.objective
         table = Table("", *_short(list(self.space.choices)), objective, "KL", "MB", title=f"{objective}, {direction}")
+        for column in table.columns:
+            column.overflow = "fold"  # paths and figures are nothing without their ends
         front, best = self.frontier, self.best
         for trial in sorted(self._measured(), key=self._score):
             mark = "best" if trial is best else "front" if trial in front else ""
