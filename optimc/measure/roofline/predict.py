@@ -56,9 +56,9 @@ def op_seconds(op: OpWork, rates: MachineRates, working_set_bytes: int) -> float
     if op.kind == "attention":
         return _attention_s(op, rates)
     if op.kind == "light":
-        moved_s = op.activation_bytes * rates.light_s_per_byte
-        return moved_s * rates.threads if op.is_private else moved_s + rates.op_s
-    seconds = rates.linear_op_s + op.weight_bytes * kernel_s(rates, op.kind, op.group, op.rows, working_set_bytes)
+        return _light_s(op, rates)
+    exchanged_s = op.activation_bytes * rates.exchange_s_per_byte
+    seconds = rates.linear_op_s + exchanged_s + op.weight_bytes * kernel_s(rates, op.kind, op.group, op.rows, working_set_bytes)
     if op.terms > 1:  # what the second product needs was just read
         again = kernel_s(rates, op.kind, op.group, op.rows, 0)
         seconds += (op.terms - 1) * op.weight_bytes * again
@@ -106,10 +106,21 @@ def _interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
     return points[-1][1]
 
 
+def _light_s(op: OpWork, rates: MachineRates) -> float:
+    own_s = (
+        op.norm_elements * rates.norm_s_per_element
+        + op.rounded_elements * rates.round_s_per_element
+        + op.rounded_groups * rates.round_s_per_group
+    )
+    exchanged_s = op.activation_bytes * rates.exchange_s_per_byte
+    return own_s * rates.threads + exchanged_s if op.is_private else own_s + exchanged_s + rates.op_s
+
+
 def _attention_s(op: OpWork, rates: MachineRates) -> float:
     rate = rates.attention[op.kv_dtype]
     return (
         rates.op_s
+        + op.activation_bytes * rates.exchange_s_per_byte
         + op.heads * rate.s_per_head
         + op.alone_bytes * rate.s_per_byte
         + op.alone_elements * rate.s_per_element

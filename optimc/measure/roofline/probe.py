@@ -14,11 +14,14 @@ from optimc.measure.machine import read_machine
 from optimc.measure.roofline.engine_overhead import measure_engine
 from optimc.measure.roofline.rates import AttentionRate, KernelKind, KernelRate, MachineRates, envelope
 from optimc.measure.roofline.synthetic import (
+    Draft,
+    LightKind,
     RandomFile,
     attention_draft,
     attention_layout,
+    chain_draft,
+    light_draft,
     linear_draft,
-    norm_draft,
     weight_bytes,
 )
 from optimc.measure.roofline.timed_steps import Seconds, executor_of, fill_pool, step_of, time_steps
@@ -49,13 +52,17 @@ KV_DTYPES: tuple[KvDtype, ...] = ("float32", "bfloat16", "int8", "int4")
 CONTEXTS = ((64, 128), (4, 2048))
 """(sequences, tokens of each): as many keys, in many heads and in few."""
 QUERY_HEADS, KV_HEADS, HEAD_DIM, LAYERS = (4, 16), 4, 64, 4
-TINY_OPS = 200
+LIGHT_OPS = 200
+CHAIN, CHAIN_ROWS = 24, 128
 
 
 @dataclass(frozen=True, slots=True)
 class _Light:
     op_s: float
-    light_s_per_byte: float
+    norm_s_per_element: float
+    round_s_per_element: float
+    round_s_per_group: float
+    exchange_s_per_byte: float
 
 
 def measure_rates(threads: int | None = None, progress: Progress = no_progress) -> MachineRates:
@@ -93,8 +100,8 @@ def measure_rates(threads: int | None = None, progress: Progress = no_progress) 
         for dtype in KV_DTYPES:
             advance()
             attention[dtype] = _attention(file, threads, dtype, light.op_s)
-    advance()
-    engine = measure_engine()
+        advance()
+        engine = measure_engine(file, threads)
     progress(stages, stages, "measuring this machine")
     return MachineRates(
         bandwidth=envelope(bandwidth),
@@ -102,7 +109,10 @@ def measure_rates(threads: int | None = None, progress: Progress = no_progress) 
         float_ops_per_s=float_ops,
         kernels=tuple(kernels),
         attention=attention,
-        light_s_per_byte=light.light_s_per_byte,
+        exchange_s_per_byte=light.exchange_s_per_byte,
+        norm_s_per_element=light.norm_s_per_element,
+        round_s_per_element=light.round_s_per_element,
+        round_s_per_group=light.round_s_per_group,
         op_s=light.op_s,
         linear_op_s=linear_op_s,
         step_s=engine.step_s,
@@ -134,19 +144,26 @@ def _bandwidth(threads: int) -> list[tuple[int, float]]:
 
 
 def _light(file: RandomFile, threads: int) -> _Light:
-    rows, width = 8, 32
-    empty, tiny = (
-        _linear_seconds(file, threads, norm_draft(width, count, rounded=False), (rows,))[0]
-        for count in (1, 1 + TINY_OPS)
+    def per_op_s(kind: LightKind, rows: int, width: int, group: int) -> float:
+        few, many = (
+            _seconds(file, threads, light_draft(kind, width, group, each), (rows,))[0].median
+            for each in (1, 1 + LIGHT_OPS)
+        )
+        return max(0.0, (many - few) / LIGHT_OPS)
+
+    op_s = per_op_s("norm", 8, 32, 32)
+    rows, width = 64, WIDTH
+    norm_s = max(0.0, per_op_s("norm", rows, width, 64) - op_s) / (rows * width)
+    # elements * per_element + groups * per_group, for wide groups and for narrow ones
+    wide_s, narrow_s = (max(0.0, per_op_s("round", rows, width, group) - op_s) / (rows * width) for group in (64, 16))
+    per_group_s = max(0.0, (narrow_s - wide_s) / (1 / 16 - 1 / 64))
+    linked, apart = (
+        _seconds(file, threads, chain_draft(64, WIDTH, CHAIN, linked=linked), (CHAIN_ROWS,))[0].median
+        for linked in (True, False)
     )
-    op_s = max(0.0, (tiny.median - empty.median) / TINY_OPS)
-    rows, width, count = 64, WIDTH, 40
-    few, many = (
-        _linear_seconds(file, threads, norm_draft(width, each, rounded=True), (rows,))[0] for each in (2, 2 + count)
-    )
-    floats, codes = rows * width * 4, rows * (width + 8 * width // 64)
-    moved = count // 2 * (2 * floats + floats + codes)
-    return _Light(op_s, max(0.0, (many.median - few.median - count * op_s) / moved))
+    # A product reads codes and writes floats, a rounding the other way round.
+    moved = 2 * CHAIN * CHAIN_ROWS * (4 * WIDTH + WIDTH + 8 * WIDTH // 64)
+    return _Light(op_s, norm_s, max(0.0, wide_s - per_group_s / 64), per_group_s, max(0.0, linked - apart) / moved)
 
 
 def _linear_op_s(file: RandomFile, threads: int) -> float:
@@ -155,7 +172,7 @@ def _linear_op_s(file: RandomFile, threads: int) -> float:
     for width in (NARROW, WIDTH):
         count = 16 * MIB // weight_bytes("int4", 64, width)
         draft, _ = linear_draft("int4", 64, width, count)
-        seconds.append(_linear_seconds(file, threads, draft, (1,))[0].median)
+        seconds.append(_seconds(file, threads, draft, (1,))[0].median)
         counts.append(count)
     return max(0.0, (seconds[0] - seconds[1]) / (counts[0] - counts[1]))
 
@@ -166,8 +183,8 @@ def _kernel(
     count = max(1, size // weight_bytes(kind, group, WIDTH))
     draft, nbytes = linear_draft(kind, group, WIDTH, count)
     empty, _ = linear_draft(kind, group, WIDTH, 0)
-    taken = _linear_seconds(file, threads, draft, ROWS)
-    base = _linear_seconds(file, threads, empty, ROWS)
+    taken = _seconds(file, threads, draft, ROWS)
+    base = _seconds(file, threads, empty, ROWS)
     points, peak_bytes, peak_ops = [], 0.0, 0.0
     for rows, seconds, nothing in zip(ROWS, taken, base, strict=True):
         own_s = seconds.median - nothing.median - count * linear_op_s
@@ -177,12 +194,12 @@ def _kernel(
     return KernelRate(kind, group, size, tuple(points)), _Peak(peak_bytes, peak_ops)
 
 
-def _linear_seconds(file: RandomFile, threads: int, draft, rows: Sequence[int], rounds: int = 5) -> list[Seconds]:
+def _seconds(file: RandomFile, threads: int, draft: Draft, rows: Sequence[int]) -> list[Seconds]:
     plan = file.plan(draft)
     layers = kv_layers(plan.manifest.kv)
     block = _native.kv_block_bytes(layers=layers, block_size=plan.manifest.kv.block_size)
     with executor_of(plan, threads, 64, block) as executor:
-        return time_steps(executor, [step_of([0], [count]) for count in rows], rounds)
+        return time_steps(executor, [step_of([0], [count]) for count in rows])
 
 
 def _attention(file: RandomFile, threads: int, dtype: KvDtype, op_s: float) -> AttentionRate:
@@ -196,7 +213,7 @@ def _attention(file: RandomFile, threads: int, dtype: KvDtype, op_s: float) -> A
         plan = file.plan(attention_draft(heads, KV_HEADS, HEAD_DIM, LAYERS), layout)
         with executor_of(plan, threads, blocks, block) as executor:
             fill_pool(executor, blocks)
-            taken[heads] = time_steps(executor, [*decodes, step_of([0], [256])], 5)
+            taken[heads] = time_steps(executor, [*decodes, step_of([0], [256])])
     few, many = QUERY_HEADS
     keys = [sequences * (context + 1) for sequences, context in CONTEXTS]
     spread, long = 0, 1

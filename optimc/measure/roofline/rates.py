@@ -59,16 +59,22 @@ class MachineRates:
     kernels: tuple[KernelRate, ...]
     attention: dict[str, AttentionRate]
     """By KV dtype."""
-    light_s_per_byte: float
-    """Of operations that touch activations only, all threads together, per byte read or written."""
+    exchange_s_per_byte: float
+    """Per byte of activations an operation reads or writes, much of which another thread has written."""
+    norm_s_per_element: float
+    """Of a norm, all threads together, like what follows."""
+    round_s_per_element: float
+    """Of rounding activations to 8 bits."""
+    round_s_per_group: float
+    """The same, for every group with a scale of its own."""
     op_s: float
     """Of an operation that all threads wait for, with next to no work."""
     linear_op_s: float
     """What a product with a weight takes beyond its bytes, more than `op_s`: the first lines of a weight come slowly."""
     step_s: float
-    """Of the engine, per step, outside the executor."""
+    """What a step takes beyond the executor where it serves one client of `optimc bench`: engine and client."""
     sequence_s: float
-    """The same, for every further sequence in the step."""
+    """The same, for every further client."""
     logits_row_s_per_element: float
     """Of sampling greedily from a row of logits, per entry of the vocabulary."""
     threads: int

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -169,22 +170,39 @@ def weight_bytes(kind: KernelKind, group: int, width: int) -> int:
     return _weight("w", kind, group, width)[1]
 
 
-def norm_draft(width: int, count: int, *, rounded: bool) -> Draft:
-    """Return `count` norms of `x` [T, width] that all threads share; `rounded`: in turns with roundings to 8 bits."""
+LightKind = Literal["norm", "round"]
+
+
+def light_draft(kind: LightKind, width: int, group: int, count: int) -> Draft:
+    """Return `count` norms or roundings to 8 bits of `x` [T, width]."""
     draft = Draft(width)
     out = draft.float_buffer(width)
     draft.add_tensor("norm", 4 * width, "F32")
     draft.weights["norm"] = Vector(tensor="norm", length=width)
-    group = min(64, width)
-    quantized = draft.quantized_buffer(width, group) if rounded else None
+    quantized = draft.quantized_buffer(width, group)
     for index in range(count):
-        name = f"n{index}"
-        if quantized is not None and index % 2:
+        name = f"op{index}"
+        if kind == "round":
             draft.ops.append(Quantize(name=name, x=draft.x, quantized=quantized))
         else:
-            draft.ops.append(
-                Norm(name=name, x=draft.x, weight="norm", epsilon=1e-5, heads=1, centred=False, out=out)
-            )
+            draft.ops.append(Norm(name=name, x=draft.x, weight="norm", epsilon=1e-5, heads=1, centred=False, out=out))
+    return draft
+
+
+def chain_draft(group: int, width: int, count: int, *, linked: bool) -> Draft:
+    """Return `count` times a product with a 4-bit weight [width, width] and a rounding: of what the product left, so
+    that each reads what other threads have written, or, not `linked`, of `x`, which stays where it is."""
+    draft = Draft(width)
+    out = draft.float_buffer(width)
+    own = draft.quantized_buffer(width, group)
+    read = own if linked else draft.quantized_buffer(width, group)
+    weight, nbytes = _weight("w", "int4", group, width)
+    draft.add_tensor("w", nbytes)
+    draft.weights["w"] = weight
+    draft.ops.append(Quantize(name="round", x=draft.x, quantized=read))
+    for index in range(count):
+        draft.ops.append(Linear(name=f"w{index}", quantized=read, weight="w", out=out))
+        draft.ops.append(Quantize(name=f"r{index}", x=out if linked else draft.x, quantized=own))
     return draft
 
 

@@ -16,6 +16,8 @@ from optimc_runtime.executor.base import StepPlan
 from optimc_runtime.executor.cpu import CpuExecutor
 
 Clock = Callable[[], float]
+FEWEST_TIMES, MOST_TIMES = 3, 60
+"""A step is run, but for once before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,22 @@ def fill_pool(executor: CpuExecutor, blocks: int) -> None:
 
 
 def time_steps(
-    executor: CpuExecutor, steps: Sequence[StepPlan], rounds: int, clock: Clock = time.perf_counter
+    executor: CpuExecutor, steps: Sequence[StepPlan], least_s: float = 0.04, clock: Clock = time.perf_counter
 ) -> list[Seconds]:
-    """Run each step once, then all in turns, `rounds` times; return each one's times."""
+    """Run each step once, then all in turns; return each one's times. A step is run until `least_s` are spent on it,
+    but a few times at least, and not without end."""
+    times: list[list[float]] = [[] for _ in steps]
     for step in steps:
         executor.execute(step)
-    times: list[list[float]] = [[] for _ in steps]
-    for _ in range(rounds):
-        for step, taken in zip(steps, times, strict=True):
+    while True:
+        waiting = [index for index, taken in enumerate(times) if _wants_more(taken, least_s)]
+        if not waiting:
+            return [Seconds(min(taken), statistics.median(taken)) for taken in times]
+        for index in waiting:
             started_s = clock()
-            executor.execute(step)
-            taken.append(clock() - started_s)
-    return [Seconds(min(taken), statistics.median(taken)) for taken in times]
+            executor.execute(steps[index])
+            times[index].append(clock() - started_s)
+
+
+def _wants_more(taken: Sequence[float], least_s: float) -> bool:
+    return len(taken) < FEWEST_TIMES or (len(taken) < MOST_TIMES and sum(taken) < least_s)

@@ -94,6 +94,11 @@ class OpWork:
     """Of integer weights, features that share a scale."""
     terms: int = 1
     """Products with each weight: 2 where activations are rounded in two terms."""
+    norm_elements: int = 0
+    rounded_elements: int = 0
+    """Activations rounded to 8 bits; each term is a rounding."""
+    rounded_groups: int = 0
+    """Scales those have."""
     is_private: bool = False
     """Whether every thread does all of it for itself, and none waits for the others."""
     kv_dtype: str = ""
@@ -230,10 +235,14 @@ class _Counter:
                     op.name, "light", rows, table_bytes=rows * self._row_bytes(op.table), activation_bytes=self._moved(op)
                 )
         rows = self._rows(op.x if isinstance(op, Norm | Quantize) else op.out)
+        rounded, groups = self._rounded(op)
         return OpWork(
             op.name,
             "light",
             rows,
+            norm_elements=rows * op.x.width if isinstance(op, Norm) else 0,
+            rounded_elements=rounded,
+            rounded_groups=groups,
             weights=self._weights(op) if rows else {},
             activation_bytes=self._moved(op),
             is_private=isinstance(op, Norm | Quantize) and op.quantized in replicable and rows <= REPLICATED_ROWS,
@@ -311,6 +320,15 @@ class _Counter:
         if isinstance(weight, IntWeight):
             return weight.features * weight.bits // 8
         return weight.features * _ITEM_BYTES[weight.dtype]
+
+    def _rounded(self, op: Op) -> tuple[int, int]:
+        """Return the activations an operation rounds, and the groups they are in."""
+        if not isinstance(op, Norm | Quantize) or op.quantized is None:
+            return 0, 0
+        buffer = self._program.buffers[op.quantized]
+        assert isinstance(buffer, QuantizedBuffer)
+        rows = self._count_rows(buffer.rows) * buffer.terms
+        return rows * buffer.features, rows * -(-buffer.features // buffer.group)
 
     def _moved(self, op: Op) -> int:
         """Return the bytes of activations an operation reads and writes."""
