@@ -213,7 +213,8 @@ def climb(engine: ServedEngine, workload: Workload, attain: float) -> Mapping[st
     from optimc.measure.bench import run_bench
     from optimc.measure.load.ladder import run_ladder
 
-    return run_ladder(lambda load: run_bench(engine, load), workload, attain=attain).to_json()
+    clients = min(16, engine.manifest.limits.max_seqs)
+    return run_ladder(lambda load: run_bench(engine, load), workload, attain=attain, concurrency=clients).to_json()
 
 
 def clients(text: str) -> tuple[int, ...]:

@@ -35,8 +35,8 @@ def search(
             "--space",
             metavar="SPACE.yaml",
             help="What to choose from, for example `choices: {passes.rtn.bits: [4, 8], serve.max_seqs: [16, 64]}`: "
-            "paths as for --set, or serve.* for switches of the engine; and `objective`. Without it: bits and groups of rtn, "
-            "gptq and awq, the KV format, the number of Medusa heads.",
+            "paths as for --set, or serve.* for switches of the engine; and `objective`. Without it: bits and groups "
+            "of rtn, gptq and awq, the KV format, the number of Medusa heads.",
             show_default=False,
         ),
     ] = None,

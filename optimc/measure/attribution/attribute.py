@@ -105,6 +105,8 @@ class _Run:
         self._qualities: dict[str, EvalResult] = {}
         self._blocks = KeptBlocks(around.store, self._machine, fresh=fresh)
         self._figures: dict[int, PairFigures] = {}
+        self._not_alone: list[str] = []
+        """Factors that the bare recipe lacks and that cannot be left out alone."""
 
     def result(self) -> Attribution:
         """Run everything, in the order that the module states."""
@@ -125,9 +127,8 @@ class _Run:
         found, notes = interaction(
             {number: (job.step.factor, job.mode, job.workload) for number, job in enumerate(jobs)}, self._figures
         )
-        missing = sorted({row.factor for row in rows if row.mode == "without" and row.na is not None})
-        if found and missing:
-            notes.append(f"the interaction holds what was not measured alone: {', '.join(missing)}")
+        if found and self._not_alone:
+            notes.append(f"the interaction holds what was not measured alone: {', '.join(self._not_alone)}")
         return Attribution(
             recipe=self._file.recipe.name,
             base=self._base(whole, jobs),
@@ -219,6 +220,8 @@ class _Run:
                 kept.append(job)
             else:
                 self._leave_out(job, reason)
+                if job.mode == "without" and job.step.factor not in (*self._not_alone, "all"):
+                    self._not_alone.append(job.step.factor)
         return kept
 
     def _measure_quality(self) -> None:
