@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optimc.cli import options
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault, MeasureError
+
+if TYPE_CHECKING:
+    from optimc.measure.roofline.check import CheckRow
+    from optimc.measure.roofline.rates import MachineRates
+    from optimc.plan import Plan
 
 
 def roofline(
@@ -40,7 +45,9 @@ def roofline(
     ] = False,
     cache_dir: Annotated[
         Path | None,
-        typer.Option("--cache-dir", help="Where the machine's rates are kept; $OPTIMC_CACHE or .optimc-cache by default."),
+        typer.Option(
+            "--cache-dir", help="Where the machine's rates are kept; $OPTIMC_CACHE or .optimc-cache by default."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -54,7 +61,9 @@ def roofline(
     """
     from rich.console import Console
 
-    from optimc.measure.roofline.gpu_table import find_gpu
+    from optimc.measure.roofline.check import CheckRow, check_table
+    from optimc.measure.roofline.gpu_table import Gpu, find_gpu
+    from optimc.measure.roofline.rates import MachineRates
     from optimc.measure.roofline.rates_store import try_rates
     from optimc.measure.roofline.roofline import roofline as make_roofline
     from optimc.measure.roofline.table import roofline_table
@@ -64,33 +73,19 @@ def roofline(
     if gpu is not None and (check or fresh or threads is not None):
         raise ConfigError("options", [Fault("--gpu", "goes with neither --check nor --fresh nor --threads")])
     with Plan.open(plan_path) as plan:
+        peaks: MachineRates | Gpu | None
         if gpu is not None:
-            found = make_roofline(plan, find_gpu(gpu), batches=batches, contexts=contexts)
+            peaks = find_gpu(gpu)
         else:
-            cache = cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache")
-            rates = try_rates(cache, threads, fresh=fresh)
-            if rates is None:
+            peaks = try_rates(
+                cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache"), threads, fresh=fresh
+            )
+            if peaks is None:
                 raise MeasureError("too little memory is free to measure this machine")
-            found = make_roofline(plan, rates, batches=batches, contexts=contexts)
-        rows = ()
-        if check:
-            from optimc.cli.engine_options import load_engine
-            from optimc.measure.bench import run_bench
-            from optimc.measure.roofline.check import BATCHES, check_table
-            from optimc.measure.roofline.check import check as run_check
-            from optimc.measure.roofline.row_bound import bound_of
-
-            most = min(max(BATCHES), plan.manifest.limits.max_seqs)
-            engine = load_engine(plan_path, threads=threads)
-            try:
-                with progress_bar() as progress:
-                    rows = run_check(
-                        lambda workload: run_bench(engine, workload, progress),
-                        bound_of(plan, rates),
-                        [each for each in BATCHES if each <= most],
-                    )
-            finally:
-                engine.close()
+        found = make_roofline(plan, peaks, batches=batches, contexts=contexts)
+        rows: tuple[CheckRow, ...] = ()
+        if check and isinstance(peaks, MachineRates):
+            rows = _check(plan, peaks, threads)
     if as_json:
         typer.echo(json.dumps({**found.to_json(), "check": [row.to_json() for row in rows]}, indent=2))
     else:
@@ -100,6 +95,27 @@ def roofline(
             console.print(check_table(rows))
     if not all(row.ok for row in rows):
         raise typer.Exit(1)
+
+
+def _check(plan: Plan, rates: MachineRates, threads: int | None) -> tuple[CheckRow, ...]:
+    """Measure the plan in short closed loops."""
+    from optimc.cli.engine_options import load_engine
+    from optimc.measure.bench import run_bench
+    from optimc.measure.roofline.check import BATCHES
+    from optimc.measure.roofline.check import check as run_check
+    from optimc.measure.roofline.row_bound import bound_of
+
+    most = plan.manifest.limits.max_seqs
+    engine = load_engine(plan.path, threads=threads)
+    try:
+        with progress_bar() as progress:
+            return run_check(
+                lambda workload: run_bench(engine, workload, progress),
+                bound_of(plan, rates),
+                [each for each in BATCHES if each <= most],
+            )
+    finally:
+        engine.close()
 
 
 def _numbers(option: str, text: str) -> list[int]:

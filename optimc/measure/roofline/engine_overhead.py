@@ -25,7 +25,7 @@ from optimc_runtime.request import SamplingParams
 
 CLIENTS = 16
 NARROW_VOCAB, WIDE_VOCAB = 512, 32_768
-WORK_BYTES = 24 << 20
+WORK_BYTES = 64 << 20
 """Weights that a step reads, so that the engine finds the caches as a model leaves them."""
 WIDTH = 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64

@@ -45,12 +45,13 @@ def predict_tpot_s(
 
 def execute_s(ops: Sequence[OpWork], rates: MachineRates, work: PlanWork) -> float:
     """Return the seconds of a step inside the executor."""
-    total = work.weight_bytes
+    total = work.weight_bytes + sum(op.kv_read_bytes for op in ops)
     return sum(op_seconds(op, rates, total) for op in ops)
 
 
 def op_seconds(op: OpWork, rates: MachineRates, working_set_bytes: int) -> float:
-    """Return the seconds of one operation; its weights pass by once per step, with all others' in between."""
+    """Return the seconds of one operation; its weights are read once per step, and the
+    whole working set in between."""
     if op.rows == 0:
         return rates.op_s
     if op.kind == "attention":
@@ -58,7 +59,11 @@ def op_seconds(op: OpWork, rates: MachineRates, working_set_bytes: int) -> float
     if op.kind == "light":
         return _light_s(op, rates)
     exchanged_s = op.activation_bytes * rates.exchange_s_per_byte
-    seconds = rates.linear_op_s + exchanged_s + op.weight_bytes * kernel_s(rates, op.kind, op.group, op.rows, working_set_bytes)
+    seconds = (
+        rates.linear_op_s
+        + exchanged_s
+        + op.weight_bytes * kernel_s(rates, op.kind, op.group, op.rows, working_set_bytes)
+    )
     if op.terms > 1:  # what the second product needs was just read
         again = kernel_s(rates, op.kind, op.group, op.rows, 0)
         seconds += (op.terms - 1) * op.weight_bytes * again

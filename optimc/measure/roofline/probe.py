@@ -35,8 +35,10 @@ MIB = 1 << 20
 READ_SETS = tuple(MIB << power for power in range(11))
 """Working sets the bandwidth is measured at: 1 MiB to 1 GiB."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
-LARGE_SET, SMALL_SET = 64 * MIB, 4 * MIB
-"""Of weights: out of every cache that is not shared by many, and within all but the smallest."""
+FEW_ROWS = ROWS[:5]
+SETS = {4 * MIB: ROWS, 64 * MIB: ROWS, 256 * MIB: FEW_ROWS}
+"""Of weights, and the rows measured: within all but the smallest caches, at the edge of the largest, and in memory, where
+only few rows take longer for it."""
 WIDTH, NARROW = 1024, 256
 """Of weights: where bytes count, and where the time an operation takes to begin does."""
 GROUPS: dict[KernelKind, tuple[int, ...]] = {
@@ -80,7 +82,7 @@ def measure_rates(threads: int | None = None, progress: Progress = no_progress) 
     bandwidth = _bandwidth(threads)
     advance()
     int8_ops, float_ops = _native.probe_int8_ops(threads, 0.4), _native.probe_float_ops(threads, 0.4)
-    with RandomFile.of(LARGE_SET + 16 * MIB) as file:
+    with RandomFile.of(max(SETS) + 16 * MIB) as file:
         advance()
         light = _light(file, threads)
         linear_op_s = _linear_op_s(file, threads)
@@ -88,7 +90,7 @@ def measure_rates(threads: int | None = None, progress: Progress = no_progress) 
         for kind, groups in GROUPS.items():
             advance()
             for group in groups:
-                for size in (SMALL_SET, LARGE_SET):
+                for size in SETS:
                     rate, peak = _kernel(file, threads, kind, group, size, linear_op_s)
                     kernels.append(rate)
                     bandwidth.append((size, peak.bytes_per_s))
@@ -183,10 +185,10 @@ def _kernel(
     count = max(1, size // weight_bytes(kind, group, WIDTH))
     draft, nbytes = linear_draft(kind, group, WIDTH, count)
     empty, _ = linear_draft(kind, group, WIDTH, 0)
-    taken = _seconds(file, threads, draft, ROWS)
-    base = _seconds(file, threads, empty, ROWS)
+    taken = _seconds(file, threads, draft, SETS[size])
+    base = _seconds(file, threads, empty, SETS[size])
     points, peak_bytes, peak_ops = [], 0.0, 0.0
-    for rows, seconds, nothing in zip(ROWS, taken, base, strict=True):
+    for rows, seconds, nothing in zip(SETS[size], taken, base, strict=True):
         own_s = seconds.median - nothing.median - count * linear_op_s
         points.append((rows, max(own_s, 0.1 * seconds.median) / nbytes))
         peak_bytes = max(peak_bytes, nbytes / seconds.best)
@@ -220,21 +222,19 @@ def _attention(file: RandomFile, threads: int, dtype: KvDtype, op_s: float) -> A
     s_per_element = max(
         0.0, (taken[many][long].median - taken[few][long].median) / ((many - few) * HEAD_DIM * keys[long] * LAYERS)
     )
-    per_key_s = block / layout.block_size / LAYERS  # bytes of one key and value in one layer
+    per_key_bytes = block / layout.block_size / LAYERS  # of one key and value in one layer
 
     def rest_s(case: int) -> float:
         return taken[many][case].median - LAYERS * (op_s + many * HEAD_DIM * keys[case] * s_per_element)
 
     # rest = layers * (heads * s_per_head + keys * bytes * s_per_byte), for both cases
-    heads = [sequences * KV_HEADS for sequences, _ in CONTEXTS]
-    matrix = np.array([[LAYERS * heads[case], LAYERS * keys[case] * per_key_s] for case in (spread, long)])
+    groups = [sequences * KV_HEADS for sequences, _ in CONTEXTS]
+    matrix = np.array([[LAYERS * groups[case], LAYERS * keys[case] * per_key_bytes] for case in (spread, long)])
     s_per_head, s_per_byte = np.linalg.solve(matrix, [rest_s(spread), rest_s(long)])
     visible = 256 * 257 // 2
     return AttentionRate(
         s_per_byte=max(0.0, float(s_per_byte)),
         s_per_element=s_per_element,
         s_per_head=max(0.0, float(s_per_head)),
-        prefill_s_per_element=max(
-            0.0, (taken[many][2].median - LAYERS * op_s) / (LAYERS * many * HEAD_DIM * visible)
-        ),
+        prefill_s_per_element=max(0.0, (taken[many][2].median - LAYERS * op_s) / (LAYERS * many * HEAD_DIM * visible)),
     )

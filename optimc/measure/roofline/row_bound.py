@@ -67,9 +67,7 @@ def bound_of(
     return lambda result: _row_bound(result, work, rates, most, vocab)
 
 
-def _row_bound(
-    result: BenchResult, work: PlanWork, rates: MachineRates, most: int, vocab_size: int
-) -> RowBound | None:
+def _row_bound(result: BenchResult, work: PlanWork, rates: MachineRates, most: int, vocab_size: int) -> RowBound | None:
     tpot_ms, prompt, output = result.tpot_ms.p50, result.prompt_tokens, result.output_tokens
     if prompt is None or output is None:
         return None

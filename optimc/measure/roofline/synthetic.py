@@ -85,7 +85,9 @@ class RandomFile:
         """Return a plan that runs the draft."""
         program = draft.program()
         specs = {name: TensorSpec(name, dtype, shape, offset) for name, dtype, shape, offset in draft.tensors}
-        kv = kv or KvLayout(block_size=BLOCK_SIZE, dtype="float32", layers=(KvLayer(num_kv_heads=1, head_dim=16, window=0),))
+        kv = kv or KvLayout(
+            block_size=BLOCK_SIZE, dtype="float32", layers=(KvLayer(num_kv_heads=1, head_dim=16, window=0),)
+        )
         return Plan(self._path, synthetic_manifest(program.model_dump(), kv, VOCAB), specs, self._data)
 
 
@@ -250,9 +252,7 @@ def synthetic_manifest(
         name="synthetic",
         target=TargetInfo(backend="cpu"),
         model=ModelInfo(architecture="Synthetic", vocab_size=vocab_size, hidden_size=16, num_layers=len(kv.layers)),
-        limits=Limits(
-            max_seq_len=max_seq_len, max_step_tokens=MAX_TOKENS, max_seqs=max_seqs, kv_memory_bytes=1 << 20
-        ),
+        limits=Limits(max_seq_len=max_seq_len, max_step_tokens=MAX_TOKENS, max_seqs=max_seqs, kv_memory_bytes=1 << 20),
         kv=kv,
         tokens=TokenIds(bos=None, eos=(), pad=None),
         program=program,
@@ -276,8 +276,10 @@ def blocks_of(tokens: Sequence[int]) -> list[int]:
 def _weight(name: str, kind: KernelKind, group: int, width: int) -> tuple[Weight, int]:
     panels = -(-width // 32)
     if kind in ("float32", "bfloat16", "float16"):
-        dtype: FloatDtype = kind  # type: ignore[assignment]
-        return FloatWeight(tensor=name, outputs=width, features=width, dtype=dtype), panels * 32 * width * _ITEM_BYTES[kind]
+        dtype: FloatDtype = kind
+        return FloatWeight(tensor=name, outputs=width, features=width, dtype=dtype), panels * 32 * width * _ITEM_BYTES[
+            kind
+        ]
     bits = 4 if kind.startswith("int4") else 8
     weight = IntWeight(
         tensor=name,

@@ -170,7 +170,7 @@ class PlanWork:
 
 
 def kv_bytes_per_token(kv: KvLayout) -> tuple[float, ...]:
-    """Return the bytes each layer's cache keeps of a token: what the executor allocates, shared out to a block's slots."""
+    """Return the bytes each layer keeps of a token: what the executor allocates, shared out to a block's slots."""
     from optimc_runtime import _native
     from optimc_runtime.executor.cpu_assembly import kv_layers
 
@@ -232,7 +232,11 @@ class _Counter:
             case Embed():
                 rows = self._rows(op.out)
                 return OpWork(
-                    op.name, "light", rows, table_bytes=rows * self._row_bytes(op.table), activation_bytes=self._moved(op)
+                    op.name,
+                    "light",
+                    rows,
+                    table_bytes=rows * self._row_bytes(op.table),
+                    activation_bytes=self._moved(op),
                 )
         rows = self._rows(op.x if isinstance(op, Norm | Quantize) else op.out)
         rounded, groups = self._rounded(op)
