@@ -190,7 +190,14 @@ class BenchResult:
     def table(self) -> RenderableType:
         """Return the report for a terminal: failures first, then goodput, latencies, rates, resources, warnings."""
         explained = Text("what each figure means: optimc bench --help", style="dim")
-        return Group(self._headline(), self._latencies(), *self._rates(), *self._warning_lines(), explained)
+        return Group(
+            self._headline(),
+            self._latencies(),
+            *self._interval_lines(),
+            *self._rates(),
+            *self._warning_lines(),
+            explained,
+        )
 
     def _headline(self) -> Text:
         config = self.config
@@ -224,13 +231,15 @@ class BenchResult:
             interval = self.intervals.get(f"{name}.p50")
             between = "" if interval is None else f"{interval.low:,.2f} .. {interval.high:,.2f}"
             table.add_row(shown, p50, *([between] if has_intervals else []), *others)
-        if has_intervals:
-            table.caption = self._interval_note()
-            table.caption_justify = "left"
         return table
 
-    def _interval_note(self) -> str:
+    def _interval_lines(self) -> list[Text]:
         """Say what the intervals of the table rest on: without it they would promise too much."""
+        if not self.intervals:
+            return []
+        return [Text(self._interval_note(), style="dim")]
+
+    def _interval_note(self) -> str:
         interval = next(iter(self.intervals.values()))
         if self.runs > 1:
             return f"values: medians of {self.runs} runs; 95%: between runs (n={interval.n}, t)"

@@ -25,7 +25,8 @@ class Conversations:
         cannot be sent."""
         if call.conversation is None or call.turn == 0:
             return call.prompt
-        before = await self._turns.pop((call.conversation, call.turn - 1))
+        before = await self._turns[call.conversation, call.turn - 1]
+        del self._turns[call.conversation, call.turn - 1]  # not sooner: `end` must find it
         return None if before is None else _joined(before, call.prompt)
 
     def end(self, call: Call, prompt: Prompt | None, exchange: Exchange | None) -> None:

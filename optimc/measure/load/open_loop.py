@@ -103,7 +103,9 @@ class _OpenLoop:
         if self._workload.num_warmup_requests > 0:
             cold = Exchange(self._clock())
             self._result.cold = cold
-            await self._send(self._next_call(), cold)
+            call = self._next_call()
+            self._conversations.open(call)
+            await self._send(call, cold)
         schedule = Schedule.of(self._workload, self._dataset)
         self._start_s = self._clock()
         async with asyncio.TaskGroup() as group:
