@@ -70,8 +70,8 @@ def sample_rows(
 def sample_trees(
     logits: NDArray[np.float32],
     states: list[RowState],
-    first_rows: NDArray[np.int32],
-    counts: NDArray[np.int32],
+    first_rows: list[int],
+    counts: list[int],
     parents: NDArray[np.int32],
     tokens: NDArray[np.int64],
     epsilon: float = 0,
@@ -309,10 +309,15 @@ class Program:
         """
 
     def draft(
-        self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int
+        self,
+        hidden: NDArray[np.float32],
+        tokens: NDArray[np.int64],
+        top: int,
+        token_ids: NDArray[np.int32] | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return ids and log-probabilities [N * K, top] of the heads' candidates for hidden states [N, d] and root
-        tokens [N], row n * K + k being head k's. Ids are places in the draft vocabulary. The GIL is released.
+        """Return ids and log-probabilities [N, K, top] of the heads' candidates for hidden states [N, d] and root
+        tokens [N]. Ids are places in the draft vocabulary, or what stands there in `token_ids` [V']. The GIL is
+        released.
 
         Raises ValueError if there are no heads, or for arrays that do not fit them.
         """

@@ -172,8 +172,8 @@ def sample_trees(
     token_ids, paths, last_rows, reports, statuses = _native.sample_trees(
         np.ascontiguousarray(logits),
         [state.row for state in states],
-        np.array(first_rows, np.int32),
-        np.array(counts, np.int32),
+        first_rows,
+        counts,
         parents,
         tokens,
         *typical,

@@ -27,9 +27,13 @@ class SpeculativeSteps:
         self._table = block_table
         self._block_size = block_size
         self._indices = np.arange(max_step_tokens, dtype=np.int64)
+        self._alone: dict[int, NDArray[np.int32]] = {}
+        """By tokens of a step that has one sequence: its `query_start`."""
 
     def build(self, sequences: Ordered[Sequence], trees: Ordered[DraftTree | None]) -> Step:
         """Return the step that computes the last token of each of `sequences` and its tree, in their order."""
+        if len(sequences) == 1 and trees[0] is not None:
+            return self._build_alone(sequences[0], trees[0])
         size = self._block_size
         work: list[Work] = []
         shapes: list[TreeShape] = []
@@ -73,6 +77,34 @@ class SpeculativeSteps:
             tree_mask=None if all_chains else _mask(shapes, starts, longest),
         )
         return Step(plan, tuple(work), has_trees=True)
+
+    def _build_alone(self, sequence: Sequence, tree: DraftTree) -> Step:
+        """`build` for the commonest step with guesses, in a third of the time."""
+        shape, size, context = tree.shape, self._block_size, sequence.num_computed
+        count = shape.num_nodes + 1
+        first_block, offset = divmod(context, size)
+        last_block = (context + shape.num_nodes) // size
+        blocks = sequence.blocks
+        first = blocks[first_block] * size + offset
+        if first_block == last_block:
+            slots = self._indices[:count] + first
+        else:
+            at = range(context, context + count)
+            slots = np.array([blocks[position // size] * size + position % size for position in at], np.int64)
+        query_start = self._alone.get(count)
+        if query_start is None:
+            query_start = self._alone[count] = np.array([0, count], np.int32)
+        plan = StepPlan(
+            tokens=np.array([sequence.tokens[context], *tree.tokens], np.int64),
+            positions=shape.depths + context,
+            slots=slots,
+            query_start=query_start,
+            context_len=np.array([context], np.int32),
+            block_table=self._table[sequence.row : sequence.row + 1, : last_block + 1],
+            logits_rows=self._indices[:count],
+            tree_mask=None if shape.is_chain else shape.mask,
+        )
+        return Step(plan, (Work(sequence, count, count, tree),), has_trees=True)
 
 
 def _positions(shapes: list[TreeShape], contexts: list[int]) -> NDArray[np.int64]:

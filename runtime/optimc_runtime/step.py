@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,7 @@ from optimc_runtime.sequence import Sequence
 from optimc_runtime.speculate.tree import DraftTree
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Tokens num_computed .. num_computed + num_tokens of one sequence, and how many of its last ones need logits.
 
     With a tree: its last known token and the nodes, all with logits.
@@ -26,8 +25,7 @@ class Work:
     tree: DraftTree | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What the executor gets (`plan`) and what it means (`work`, in the plan's order)."""
 
     plan: StepPlan

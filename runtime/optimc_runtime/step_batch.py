@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from optimc_runtime.active_request import ActiveRequest
 from optimc_runtime.sampler import SamplingState
@@ -10,8 +10,7 @@ from optimc_runtime.step import Work
 from optimc_runtime.structured.grammar import GrammarState
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
+class StepBatch(NamedTuple):
     """A step's requests and how they are sampled: kept while the scheduler hands out the same work."""
 
     work: tuple[Work, ...]

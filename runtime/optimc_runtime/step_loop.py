@@ -267,11 +267,17 @@ class StepLoop:
         assert self._speculator is not None
         if result.hidden is None or not self._speculator.wants_hidden:
             return
-        sequences = [batch.requests[place].sequence for place in batch.places]
-        going_on = [index for index, sequence in enumerate(sequences) if sequence.status is Status.RUNNING]
-        if going_on:
-            hidden = result.hidden[[rows[index] for index in going_on]]
-            self._speculator.keep(tuple([sequences[index] for index in going_on]), hidden)
+        sequences: list[Sequence] = []
+        wanted: list[int] = []
+        for place, row in zip(batch.places, rows, strict=True):
+            sequence = batch.requests[place].sequence
+            if sequence.status is Status.RUNNING and sequence.proposer != "off":
+                sequences.append(sequence)
+                wanted.append(row)
+        if len(wanted) == 1:  # a slice costs a fraction of picking rows
+            self._speculator.keep(tuple(sequences), result.hidden[wanted[0] : wanted[0] + 1].copy())
+        elif wanted:
+            self._speculator.keep(tuple(sequences), result.hidden[wanted])
 
 
 def _check_rows(batch: StepBatch, logits: NDArray[np.float32]) -> None:

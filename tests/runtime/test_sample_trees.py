@@ -125,18 +125,17 @@ def test_logprobs_are_those_of_each_emitted_token():
         ({"parents": [-1, 0, 2]}, "before their children"),
         ({"parents": [-1, -1, 0]}, "before their children"),
         ({"parents": [-1, 0]}, "parents: length 2, want 3"),
-        ({"counts": [3, 3]}, "counts: length 2, want 1"),
+        ({"counts": [3, 3]}, "lengths 1 and 2, want 1"),
         ({"epsilon": 1.5}, "epsilon"),
         ({"delta": -1.0}, "delta"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(change, message):
     given = {"first_rows": [0], "counts": [3], "parents": [-1, 0, 1], "epsilon": 0.0, "delta": 0.0, **change}
-    integers = {name: np.array(given[name], np.int32) for name in ("first_rows", "counts", "parents")}
+    given["parents"] = np.array(given["parents"], np.int32)
     with pytest.raises(ValueError, match=message):
         _native.sample_trees(
-            np.zeros((3, VOCAB), np.float32), [state_of().row], **integers, tokens=np.zeros(3, np.int64),
-            epsilon=given["epsilon"], delta=given["delta"],
+            np.zeros((3, VOCAB), np.float32), [state_of().row], tokens=np.zeros(3, np.int64), **given
         )  # fmt: skip
 
 
@@ -241,8 +240,8 @@ class TableModel:
             emitted, *_ = _native.sample_trees(
                 rows.reshape(-1, VOCAB),
                 [self.rows[index] for index in mine],
-                np.arange(0, size * len(mine), size, dtype=np.int32),
-                np.full(len(mine), size, np.int32),
+                list(range(0, size * len(mine), size)),
+                [size] * len(mine),
                 np.tile(shape.query_parents, len(mine)),
                 np.concatenate([np.zeros((len(mine), 1), np.int64), guesses], axis=1).ravel(),
             )

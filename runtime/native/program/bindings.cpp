@@ -19,7 +19,6 @@
 
 #include "isa/instruction_set.h"
 #include "kernels/select.h"
-#include "owned_rows.h"
 #include "program/builder.h"
 #include "program/check_step.h"
 #include "program/names.h"
@@ -141,8 +140,16 @@ Logits hidden(PyProgram& self) {
                        program.hidden()->width);
 }
 
+template <typename T>
+nb::ndarray<nb::numpy, T, nb::ndim<3>> owned_candidates(std::unique_ptr<T[]> values, std::size_t rows,
+                                                        std::size_t heads, std::size_t top) {
+    const nb::capsule owner(values.get(), [](void* held) noexcept { delete[] static_cast<T*>(held); });
+    return {values.release(), {rows, heads, top}, owner};
+}
+
 // As many rows at once as the program has room for; each row of `hidden` gets `count` rows of candidates.
-nb::tuple draft(PyProgram& self, Array2<float> hidden, Array1<std::int64_t> tokens, std::int32_t top) {
+nb::tuple draft(PyProgram& self, Array2<float> hidden, Array1<std::int64_t> tokens, std::int32_t top,
+                std::optional<Array1<std::int32_t>> token_ids) {
     Program& program = self.get();
     require(program.heads().has_value(), "the program has no heads");
     const Heads& heads = *program.heads();
@@ -154,6 +161,8 @@ nb::tuple draft(PyProgram& self, Array2<float> hidden, Array1<std::int64_t> toke
             "hidden states of " + std::to_string(hidden.shape(1)) + ", want " + std::to_string(width));
     require(top >= 1 && top <= vocabulary,
             std::to_string(top) + " candidates of a draft vocabulary of " + std::to_string(vocabulary));
+    require(!token_ids || static_cast<std::int64_t>(token_ids->shape(0)) == vocabulary,
+            "token_ids must name every token of the draft vocabulary");
     const auto answers = static_cast<std::size_t>(rows * heads.count);
     const auto wanted = static_cast<std::size_t>(top);
     auto ids = std::make_unique_for_overwrite<std::int32_t[]>(answers * wanted);
@@ -168,8 +177,14 @@ nb::tuple draft(PyProgram& self, Array2<float> hidden, Array1<std::int64_t> toke
             top_rows(logits.data, some * heads.count, static_cast<std::int32_t>(vocabulary), top, ids.get() + first,
                      logprobs.get() + first);
         }
+        if (token_ids) {
+            std::transform(ids.get(), ids.get() + answers * wanted, ids.get(),
+                           [names = token_ids->data()](std::int32_t place) { return names[place]; });
+        }
     }
-    return nb::make_tuple(owned_rows(std::move(ids), answers, wanted), owned_rows(std::move(logprobs), answers, wanted));
+    const auto count = static_cast<std::size_t>(heads.count);
+    return nb::make_tuple(owned_candidates(std::move(ids), hidden.shape(0), count, wanted),
+                          owned_candidates(std::move(logprobs), hidden.shape(0), count, wanted));
 }
 
 nb::bytes slot_bytes(PyProgram& self, std::int64_t slot) {
@@ -405,7 +420,8 @@ void bind_program(nb::module_& m) {
         .def("move", &move, "source"_a.noconvert(), "target"_a.noconvert())
         .def("hidden", &hidden, nb::rv_policy::reference, "What the last step's output head multiplied, [R, d].")
         .def("draft", &draft, "hidden"_a.noconvert(), "tokens"_a.noconvert(), "top"_a,
-             "The heads' likeliest candidates: ids and log-probabilities [N * K, top].")
+             "token_ids"_a.noconvert().none() = nb::none(),
+             "The heads' likeliest candidates: ids and log-probabilities [N, K, top].")
         .def("populate_pool", [](PyProgram& self) { self.get().pool().populate(); },
              "Begin to have the system provide the pool's memory, beside everything else.")
         .def_prop_ro("is_pool_populated", [](PyProgram& self) { return self.get().pool().is_populated(); })

@@ -188,15 +188,16 @@ using TreeReports = std::vector<std::vector<std::optional<LogprobReport>>>;
 using SampleTreesResult = std::tuple<std::vector<std::vector<std::int32_t>>, std::vector<std::vector<std::int32_t>>,
                                      std::vector<std::int64_t>, TreeReports, std::vector<int>>;
 
-SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> states, Vector<std::int32_t> first_rows,
-                               Vector<std::int32_t> counts, Vector<std::int32_t> parents, Vector<std::int64_t> tokens,
-                               float epsilon, float delta, std::optional<Masks> masks,
+SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> states,
+                               const std::vector<std::int32_t>& first_rows, const std::vector<std::int32_t>& counts,
+                               Vector<std::int32_t> parents, Vector<std::int64_t> tokens, float epsilon, float delta, std::optional<Masks> masks,
                                std::optional<Vector<std::int32_t>> mask_of) {
     const auto rows = static_cast<std::int64_t>(logits.shape(0));
     const std::int32_t vocab = checked_vocab(logits.shape(1));
     const std::size_t sequences = states.size();
-    require_length(first_rows, sequences, "first_rows");
-    require_length(counts, sequences, "counts");
+    require(first_rows.size() == sequences && counts.size() == sequences,
+            "first_rows and counts: lengths " + std::to_string(first_rows.size()) + " and " +
+                std::to_string(counts.size()) + ", want " + std::to_string(sequences));
     require_length(parents, logits.shape(0), "parents");
     require_length(tokens, logits.shape(0), "tokens");
     require(epsilon >= 0 && epsilon <= 1 && delta >= 0, "epsilon must be in [0, 1], delta at least 0");
@@ -206,8 +207,8 @@ SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> stat
     std::size_t passes = allowed.size() * kMaskPasses;
     bool wants_logprobs = false;
     for (std::size_t s = 0; s < sequences; ++s) {
-        const std::int64_t first = first_rows.data()[s];
-        const std::int32_t count = counts.data()[s];
+        const std::int64_t first = first_rows[s];
+        const std::int32_t count = counts[s];
         require(first >= 0 && count >= 1 && first + count <= rows,
                 "sequence " + std::to_string(s) + " has rows outside the logits");
         const std::int32_t* of_rows = parents.data() + first;
@@ -251,7 +252,7 @@ SampleTreesResult sample_trees(Matrix logits, nb::typed<nb::list, RowState> stat
             reports[s][n] = report_of(result.logprobs[n], result.top_tokens.data() + n * width,
                                       result.top_logprobs.data() + n * width, width);
         }
-        last_rows[s] = first_rows.data()[s] + (result.path.empty() ? 0 : result.path.back());
+        last_rows[s] = first_rows[s] + (result.path.empty() ? 0 : result.path.back());
         statuses[s] = static_cast<int>(result.status);
         emitted[s] = std::move(result.emitted);
         paths[s] = std::move(result.path);
@@ -285,8 +286,8 @@ void bind_sampling(nb::module_& m) {
                      nb::rv_policy::move);
     m.def("sample_rows", optimc::sample_rows, "logits"_a.noconvert(), "states"_a, "masks"_a.noconvert() = nb::none(),
           "mask_of"_a.noconvert() = nb::none());
-    m.def("sample_trees", optimc::sample_trees, "logits"_a.noconvert(), "states"_a, "first_rows"_a.noconvert(),
-          "counts"_a.noconvert(), "parents"_a.noconvert(), "tokens"_a.noconvert(), "epsilon"_a = 0.0f,
+    m.def("sample_trees", optimc::sample_trees, "logits"_a.noconvert(), "states"_a, "first_rows"_a, "counts"_a,
+          "parents"_a.noconvert(), "tokens"_a.noconvert(), "epsilon"_a = 0.0f,
           "delta"_a = 0.0f, "masks"_a.noconvert() = nb::none(), "mask_of"_a.noconvert() = nb::none());
     bind_sampling_kernels(m);
 }

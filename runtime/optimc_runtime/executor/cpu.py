@@ -110,12 +110,10 @@ class CpuExecutor:
         Raises EngineError if there are no heads or the arrays do not fit them.
         """
         try:
-            places, logprobs = self._program.draft(np.ascontiguousarray(hidden), tokens, top)
+            ids, logprobs = self._program.draft(np.ascontiguousarray(hidden), tokens, top, self._draft_vocab)
         except ValueError as error:
             raise EngineError(f"draft of {top} candidates for {len(tokens)} rows: {error}") from error
-        shape = (len(tokens), -1, top)
-        ids = places if self._draft_vocab is None else self._draft_vocab[places]
-        return DraftCandidates(ids.reshape(shape), logprobs.reshape(shape))
+        return DraftCandidates(ids, logprobs)
 
     def close(self) -> None:
         """Release the pool, the threads and the weights. The executor cannot be used afterwards, the last step's

@@ -28,34 +28,37 @@ class MedusaProposer:
         self.cost_s = 2e-4
         self._executor = executor
         self._kept: dict[int, tuple[int, NDArray[np.float32]]] = {}
-        """By sequence order: its length then, and the hidden state [d] its last token was sampled from."""
+        """By sequence order: its length then, and the hidden state [1, d] its last token was sampled from."""
         self._nodes = _Nodes(heads, max_nodes)
 
     def keep(self, sequences: tuple[Sequence, ...], hidden: NDArray[np.float32]) -> None:
         """Take the hidden states [n, d] of the sequences' newest tokens."""
-        for sequence, row in zip(sequences, hidden, strict=True):
-            self._kept[sequence.order] = (sequence.num_tokens, row)
+        if len(sequences) == 1:
+            self._kept[sequences[0].order] = (sequences[0].num_tokens, hidden)
+            return
+        for index, sequence in enumerate(sequences):
+            self._kept[sequence.order] = (sequence.num_tokens, hidden[index : index + 1])
 
     def propose(self, sequences: list[Sequence], most_depth: int) -> list[Proposal | None]:
         """Return the tree for each sequence whose last token's hidden state is known."""
         places: list[int] = []
         rows: list[NDArray[np.float32]] = []
-        tokens: list[int] = []
+        tokens: list[NDArray[np.int64]] = []
         for place, sequence in enumerate(sequences):
             kept = self._kept.get(sequence.order)
             if kept is not None and kept[0] == sequence.num_tokens:
                 places.append(place)
                 rows.append(kept[1])
-                tokens.append(int(sequence.tokens[sequence.num_tokens - 1]))
+                tokens.append(sequence.tokens[sequence.num_tokens - 1 : sequence.num_tokens])
         proposals: list[Proposal | None] = [None] * len(sequences)
         if not places or most_depth < 1:
             return proposals
-        hidden = rows[0][None] if len(rows) == 1 else np.stack(rows)
-        found = self._executor.draft(hidden, np.array(tokens, np.int64), self._nodes.top)
-        confidences = self._nodes.confidences(found.logprobs)
-        candidates = found.ids.reshape(len(places), -1).tolist()
-        for place, row, believed in zip(places, candidates, confidences, strict=True):
-            proposals[place] = self._nodes.proposal([row[at] for at in self._nodes.flat], believed, most_depth)
+        if len(rows) == 1:
+            ids, logprobs = self._executor.draft(rows[0], tokens[0], self._nodes.top)
+        else:
+            ids, logprobs = self._executor.draft(np.concatenate(rows), np.concatenate(tokens), self._nodes.top)
+        for place, of_heads, believed in zip(places, ids.tolist(), logprobs.tolist(), strict=True):
+            proposals[place] = self._nodes.proposal(of_heads, believed, most_depth)
         return proposals
 
     def forget(self, sequence: Sequence) -> None:
@@ -77,23 +80,19 @@ class _Nodes:
         self.depths = [len(path) for path in paths]
         self.depth = max(self.depths, default=0)
         self.top = 1 + max([path[-1] for path in paths], default=0)
-        self.flat = [(len(path) - 1) * self.top + path[-1] for path in paths]
-        """[n] into a row of candidates [K * top]."""
         tables = [_table(head.confidence) for head in heads.heads]
-        self._tables = [tables[len(path) - 1] for path in paths]
+        self._sources = [(len(path) - 1, path[-1], tables[len(path) - 1]) for path in paths]
+        """[n] each node's head, its rank there, and the head's table of confidences."""
 
-    def confidences(self, logprobs: NDArray[np.float32]) -> list[list[float]]:
-        """Return for candidates [N, K, top] each node's probability [N][n] of being right once its parent is."""
-        return [
-            [
-                table[int(0.5 - _PER_NAT * row[at])] if row[at] > _LEAST else table[_LAST]
-                for table, at in zip(self._tables, self.flat, strict=True)
-            ]
-            for row in logprobs.reshape(len(logprobs), -1).tolist()
-        ]
-
-    def proposal(self, ids: list[int], confidences: list[float], most_depth: int) -> Proposal | None:
-        """Return the tree down to `most_depth`."""
+    def proposal(self, candidates: list[list[int]], logprobs: list[list[float]], most_depth: int) -> Proposal | None:
+        """Return the tree of candidates [K][top] down to `most_depth`, each with the probability that it is right once
+        its parent is."""
+        ids: list[int] = []
+        confidences: list[float] = []
+        for head, rank, table in self._sources:
+            logprob = logprobs[head][rank]
+            ids.append(candidates[head][rank])
+            confidences.append(table[int(0.5 - _PER_NAT * logprob)] if logprob > _LEAST else table[_LAST])
         if self.depth <= most_depth:
             return Proposal(self.parents, ids, confidences) if ids else None
         kept = [node for node, depth in enumerate(self.depths) if depth <= most_depth]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from optimc_runtime.speculate.asked_proposer import AskedProposer
 from optimc_runtime.speculate.proposal import Proposal
 from optimc_runtime.speculate.tree import DraftTree, chain, first_path, is_chain, parents_among
@@ -35,11 +37,17 @@ class Offer:
 
     def _sort(self) -> None:
         """Order nodes by estimate. Parents stay before children: none is less likely than its child."""
-        order = sorted(range(len(self.parents)), key=lambda node: -self.estimates[node])
-        self.parents = parents_among(self.parents, order)
+        order = sorted(range(len(self.parents)), key=self.estimates.__getitem__, reverse=True)
+        self.parents = _parents_in_order(self.parents, tuple(order))
         self.tokens = [self.tokens[node] for node in order]
         self.confidences = [self.confidences[node] for node in order]
         self.estimates = [self.estimates[node] for node in order]
+
+
+@lru_cache(maxsize=4096)
+def _parents_in_order(parents: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """`parents_among`, remembered: a plan's tree is put in the same few orders again and again."""
+    return parents_among(parents, order)
 
 
 def confidences_of(tree: DraftTree, offer: Offer) -> list[float]:

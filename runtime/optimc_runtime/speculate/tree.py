@@ -8,7 +8,6 @@ root plus its depth and sees the context, the root, its ancestors and itself.
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -112,8 +111,7 @@ class DraftTree(NamedTuple):
     """[n] believed probability that the node is accepted, its parents' included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """What became of one tree."""
 
     sequence: Sequence

@@ -27,6 +27,9 @@ def sample_step(
 ) -> TreeSamples:
     """Choose tokens for the sequences at `places` of `work`, sampled as `states` say; those without a tree are sampled
     from their last row. `logits` [R, V] belong to `plan.logits_rows`; `grammars` are what the sequences follow."""
+    if len(work) == 1 and grammars is None and (tree := work[0].tree) is not None:
+        parents_alone = tree.shape.query_parents
+        return sample_trees(logits, states, [0], [len(parents_alone)], parents_alone, plan.tokens, typical)
     first_rows: list[int] = []
     counts: list[int] = []
     parents: list[NDArray[np.int32]] = []
