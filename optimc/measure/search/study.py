@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,8 +107,6 @@ class OptunaSampler:
             seed=seed,
             multivariate=True,
             n_startup_trials=min(_STARTUP, max(1, space.size // 3)),
-            constraints_func=_violation,
-            warn_independent_sampling=False,
         )
         self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
             path: optuna.distributions.CategoricalDistribution(list(values)) for path, values in space.choices.items()
@@ -131,7 +129,7 @@ class OptunaSampler:
         """Take in the answer. The journal holds each trial whole, but only once."""
         assert self._asked is not None, "ask comes first"
         states = self._optuna.trial.TrialState
-        self._asked.set_user_attr("violation", trial.violation)
+        self._asked.set_constraint("gates", trial.violation)
         if not repeated:
             self._asked.set_user_attr("trial", trial.to_json())
         if trial.state == "measured":
@@ -139,11 +137,6 @@ class OptunaSampler:
         else:
             self._study.tell(self._asked, state=states.PRUNED if trial.state == "gate" else states.FAIL)
         self._asked = None
-
-
-def _violation(trial: optuna.trial.FrozenTrial) -> Sequence[float]:
-    """Above 0 means that a gate is missed."""
-    return (float(trial.user_attrs.get("violation", 0.0)),)
 
 
 def journal_path(cache: Path, space: Space, recipe_digest: str, measured: Mapping[str, Any]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,14 +143,14 @@ class TrialRunner:
 
 def violation(gates: QualitySpec, quality: EvalResult) -> float:
     """Return by how much the worst gate is missed, as a share of its limit; 0 if all hold. What was not measured misses
-    by the whole limit: a sampler must not be drawn there."""
+    by the whole limit, and so does what is no number: a sampler must not be drawn there."""
     missed = [0.0]
     ratio = None
     if quality.reference_perplexity is not None:
         ratio = quality.perplexity / quality.reference_perplexity
     for limit, value in ((gates.max_kl, quality.kl_mean), (gates.max_perplexity_ratio, ratio)):
         if limit is not None:
-            missed.append(1.0 if value is None else value / limit - 1)
+            missed.append(1.0 if value is None or not math.isfinite(value) else value / limit - 1)
     if gates.min_top1 is not None:
         top1 = quality.top1_agreement
         missed.append(1.0 if top1 is None or gates.min_top1 == 0 else 1 - top1 / gates.min_top1)
