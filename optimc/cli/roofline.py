@@ -51,7 +51,7 @@ def roofline(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show the least time per token and to the first token that the hardware allows, what limits it, and what to expect.
+    """Show the least time per token and to the first token the hardware allows, what limits it, and what to expect.
 
     Bytes and operations are counted from the plan. What the machine can do is measured once (about 20 s) and kept.
 
@@ -61,7 +61,7 @@ def roofline(
     """
     from rich.console import Console
 
-    from optimc.measure.roofline.check import CheckRow, check_table
+    from optimc.measure.roofline.check import check_table
     from optimc.measure.roofline.gpu_table import Gpu, find_gpu
     from optimc.measure.roofline.rates import MachineRates
     from optimc.measure.roofline.rates_store import try_rates

@@ -6,7 +6,7 @@ import pytest
 from optimc_runtime import _native
 
 
-@pytest.mark.parametrize("instruction_set", [s for s in _native.supported_instruction_sets()])
+@pytest.mark.parametrize("instruction_set", _native.supported_instruction_sets())
 def test_every_instruction_set_reads_and_multiplies(instruction_set, monkeypatch):
     monkeypatch.setenv("OPTIMC_ISA", instruction_set)
     words = np.ones(1 << 15, np.uint64)  # 256 KiB

@@ -67,10 +67,12 @@ class StepFloor:
 
     @property
     def seconds(self) -> float:
+        """The floor."""
         return max(self.memory_s, self.compute_s)
 
     @property
     def limiter(self) -> Limiter:
+        """What takes longer."""
         return "memory" if self.memory_s >= self.compute_s else "compute"
 
 

@@ -14,9 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import EngineError
-from optimc.measure.roofline.synthetic import BLOCK_SIZE, RandomFile, linear_draft, synthetic_manifest, weight_bytes
+from optimc.measure.roofline.synthetic import (
+    BLOCK_SIZE,
+    RandomFile,
+    attention_layout,
+    linear_draft,
+    synthetic_manifest,
+    weight_bytes,
+)
 from optimc.measure.roofline.timed_steps import step_of
-from optimc.plan import KvLayer, KvLayout
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
@@ -69,7 +75,7 @@ class SteadyExecutor:
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Do nothing: there is no pool."""
 
-    def draft(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> DraftCandidates:
+    def draft(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64], top: int) -> DraftCandidates:  # noqa: ARG002
         """Raise EngineError: there are no heads."""
         raise EngineError("an executor without a model has no heads")
 
@@ -130,6 +136,6 @@ def _sampled_s(file: RandomFile, threads: int, vocab_size: int) -> float:
 
 
 def _engine(executor: SteadyExecutor, vocab_size: int) -> Engine:
-    layout = KvLayout(block_size=BLOCK_SIZE, dtype="float32", layers=(KvLayer(num_kv_heads=1, head_dim=16, window=0),))
+    layout = attention_layout("float32", 1, 16, 1)
     manifest = synthetic_manifest({}, layout, vocab_size, max_seqs=CLIENTS, max_seq_len=MAX_SEQ_TOKENS)
     return Engine(executor, manifest, None, EngineConfig())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from optimc.measure.roofline.rates import KernelKind, KernelRate, MachineRates
 from optimc.measure.roofline.work import OpWork, PlanWork, StepShape, step_work
@@ -105,7 +106,7 @@ def _interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
     """Return the value at x on straight lines between the points, ascending; outside them that of the nearest."""
     if x <= points[0][0]:
         return points[0][1]
-    for (left, low), (right, high) in zip(points, points[1:], strict=False):
+    for (left, low), (right, high) in pairwise(points):
         if x <= right:
             return low + (high - low) * (x - left) / (right - left)
     return points[-1][1]

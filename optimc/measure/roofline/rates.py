@@ -70,7 +70,7 @@ class MachineRates:
     op_s: float
     """Of an operation that all threads wait for, with next to no work."""
     linear_op_s: float
-    """What a product with a weight takes beyond its bytes, more than `op_s`: the first lines of a weight come slowly."""
+    """What a product with a weight takes beyond its bytes: waiting, and the first lines of a weight come slowly."""
     step_s: float
     """What a step takes beyond the executor where it serves one client of `optimc bench`: engine and client."""
     sequence_s: float

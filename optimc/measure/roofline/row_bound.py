@@ -56,7 +56,7 @@ class RowBound:
 def bound_of(
     plan: Plan, rates: MachineRates, *, max_step_tokens: int | None = None
 ) -> Callable[[BenchResult], RowBound | None]:
-    """Return what gives a bench result of this plan its bound; `max_step_tokens` is the engine's, the plan's by default.
+    """Return what gives a bench result of this plan its bound. `max_step_tokens`: the engine's, the plan's by default.
 
     The result's figures are compared with the floor of its own load: as many sequences as were in flight, as long as
     they were on average.

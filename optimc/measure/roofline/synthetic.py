@@ -85,14 +85,12 @@ class RandomFile:
         """Return a plan that runs the draft."""
         program = draft.program()
         specs = {name: TensorSpec(name, dtype, shape, offset) for name, dtype, shape, offset in draft.tensors}
-        kv = kv or KvLayout(
-            block_size=BLOCK_SIZE, dtype="float32", layers=(KvLayer(num_kv_heads=1, head_dim=16, window=0),)
-        )
-        return Plan(self._path, synthetic_manifest(program.model_dump(), kv, VOCAB), specs, self._data)
+        manifest = synthetic_manifest(program.model_dump(), kv or attention_layout("float32", 1, 16, 1), VOCAB)
+        return Plan(self._path, manifest, specs, self._data)
 
 
 class Draft:
-    """A program being put together: `x` [T, width] holds an embedding, whatever is added reads it, a row is answered."""
+    """A program being put together: `x` [T, width] holds an embedding that whatever is added reads."""
 
     def __init__(self, width: int) -> None:
         self.ops: list[Op] = []

@@ -33,7 +33,7 @@ from optimc.plan.cpu_program import (
 from optimc.plan.program_section import read_program
 
 REPLICATED_ROWS = 4
-"""With at most so many rows every thread rounds activations for itself, and nobody waits; as in the native Workspace."""
+"""Up to so many rows every thread rounds activations for itself, and nobody waits: the native kReplicatedRows."""
 _FLOAT_BYTES = 4
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHT_FIELDS = ("weight", "bias", "frequencies", "permutation")
