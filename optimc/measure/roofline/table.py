@@ -14,7 +14,7 @@ from optimc.measure.roofline.roofline import Cell, Roofline
 
 def roofline_table(roofline: Roofline) -> RenderableType:
     """Return one table of all cells, then what the machine does and what the cache holds."""
-    table = Table("context", "batch", "TPOT ≥", "predicted", "limited by", "TTFT ≥", "predicted", "tokens/s ≤")
+    table = Table("context", "batch", "TPOT ≥", "TPOT ~", "limited by", "TTFT ≥", "TTFT ~", "tok/s ≤")
     for column in table.columns[:4] + table.columns[5:]:
         column.justify = "right"
     last = None
@@ -24,9 +24,9 @@ def roofline_table(roofline: Roofline) -> RenderableType:
         last = cell.context
         table.add_row(*_cells(cell))
     return Group(
-        Text(f"{roofline.plan}: floors that no run beats, and what is predicted; milliseconds"),
+        Text(f"{roofline.plan}: floors that no run beats (≥) and predictions (~), milliseconds"),
         table,
-        *(Text(line) for line in _facts(roofline)),
+        _facts(roofline),
         *(Text(f"note: {note}", style="yellow") for note in roofline.notes),
     )
 
@@ -49,7 +49,7 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:,.2f}"
 
 
-def _facts(roofline: Roofline) -> list[str]:
+def _facts(roofline: Roofline) -> Table:
     first = roofline.cells[0].bound
     facts = [
         (
@@ -61,7 +61,10 @@ def _facts(roofline: Roofline) -> list[str]:
         ("compute-bound from", _crossings(roofline.compute_bound_batch)),
         ("the machine", _machine(roofline.rates, first.weight_bytes)),
     ]
-    return [f"{name:<24}{value}" for name, value in facts]
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        grid.add_row(name, value)
+    return grid
 
 
 def _crossings(batches: Mapping[int, int | None]) -> str:
