@@ -35,21 +35,3 @@ def load_run(virtual_time):
         return virtual_time.run(both())
 
     return run
-
-
-@pytest.fixture
-def single_server(virtual_time):
-    """A script that serves one request at a time, `service_s` each, first come first served: D/1 in Kendall's terms."""
-
-    def make(service_s, tpot_s=0.0):
-        free_at = 0.0
-
-        def script(number, prompt_ids, max_tokens):
-            nonlocal free_at
-            now = virtual_time.clock()
-            free_at = max(now, free_at) + service_s
-            return [(free_at - now, 1, None), *[(tpot_s, 1, None)] * (max_tokens - 2), (tpot_s, 1, "length")]
-
-        return script
-
-    return make
