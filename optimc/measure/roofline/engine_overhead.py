@@ -22,7 +22,7 @@ from optimc.measure.roofline.synthetic import (
     synthetic_manifest,
     weight_bytes,
 )
-from optimc.measure.roofline.timed_steps import step_of
+from optimc.measure.roofline.timed_steps import step_of, time_steps
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
@@ -36,6 +36,7 @@ WORK_BYTES = 64 << 20
 WIDTH = 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
 STEPS = 60
+ALONE_S = 0.1
 MAX_SEQ_TOKENS = 1024
 
 
@@ -72,6 +73,10 @@ class SteadyExecutor:
         self.taken_s.append(time.perf_counter() - started_s)
         return StepResult(self._logits[:rows])
 
+    def alone_s(self) -> float:
+        """Return the median seconds of the work when nothing happens between two steps."""
+        return time_steps(self._model, [self._work], ALONE_S)[0].median
+
     def move(self, src_slots: NDArray[np.int64], dst_slots: NDArray[np.int64]) -> None:
         """Do nothing: there is no pool."""
 
@@ -97,7 +102,9 @@ def measure_engine(file: RandomFile, threads: int) -> EngineSeconds:
 
 
 def _served_s(file: RandomFile, threads: int, clients: int) -> tuple[float, float]:
-    """Return the seconds per token of a closed loop, and of the work in each step."""
+    """Return the seconds per token of a closed loop, and of a step's work by itself.
+
+    What is between them is the engine and its clients, and that the work starts with caches they have used."""
     from optimc.measure.bench import run_bench
     from optimc.measure.workload import Workload
 
@@ -110,9 +117,10 @@ def _served_s(file: RandomFile, threads: int, clients: int) -> tuple[float, floa
         warmup_requests=1 + clients,
     )
     with _engine(executor, NARROW_VOCAB) as engine:
+        alone_s = executor.alone_s()
         tpot_ms = run_bench(engine, workload).tpot_ms.p50
     assert tpot_ms is not None, "outputs of several tokens"
-    return tpot_ms / 1e3, statistics.median(executor.taken_s)
+    return tpot_ms / 1e3, alone_s
 
 
 def _sampled_s(file: RandomFile, threads: int, vocab_size: int) -> float:

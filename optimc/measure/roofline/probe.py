@@ -4,6 +4,7 @@ executor that computes nothing. No constant is fitted to a plan's own result.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from optimc.measure.roofline.synthetic import (
     weight_bytes,
 )
 from optimc.measure.roofline.timed_steps import Seconds, executor_of, fill_pool, step_of, time_steps
+from optimc.plan import Plan
 from optimc.plan.kv_layout import KvDtype
 from optimc.progress import Progress, no_progress
 from optimc_runtime import _native
@@ -55,6 +57,7 @@ CONTEXTS = ((64, 128), (4, 2048))
 """(sequences, tokens of each): as many keys, in many heads and in few."""
 QUERY_HEADS, KV_HEADS, HEAD_DIM, LAYERS = (4, 16), 4, 64, 4
 LIGHT_OPS = 200
+TURNS, TURN_S = 5, 0.08
 CHAIN, CHAIN_ROWS = 24, 128
 
 
@@ -160,24 +163,30 @@ def _light(file: RandomFile, threads: int) -> _Light:
     # elements * per_element + groups * per_group, for wide groups and for narrow ones
     wide_s, narrow_s = (max(0.0, per_op_s("round", rows, width, group) - op_s) / (rows * width) for group in (64, 16))
     per_group_s = max(0.0, (narrow_s - wide_s) / (1 / 16 - 1 / 64))
-    linked, apart = (
-        _seconds(file, threads, chain_draft(64, WIDTH, CHAIN, linked=linked), (CHAIN_ROWS,))[0].median
-        for linked in (True, False)
-    )
+    drafts = [chain_draft(64, WIDTH, CHAIN, linked=linked) for linked in (True, False)]
+    exchanged_s = _difference_s(file, threads, drafts, CHAIN_ROWS)
     # A product reads codes and writes floats, a rounding the other way round.
     moved = 2 * CHAIN * CHAIN_ROWS * (4 * WIDTH + WIDTH + 8 * WIDTH // 64)
-    return _Light(op_s, norm_s, max(0.0, wide_s - per_group_s / 64), per_group_s, max(0.0, linked - apart) / moved)
+    return _Light(op_s, norm_s, max(0.0, wide_s - per_group_s / 64), per_group_s, max(0.0, exchanged_s) / moved)
 
 
 def _linear_op_s(file: RandomFile, threads: int) -> float:
     """The same bytes in many operations and in few: what is left is each operation's own."""
-    seconds, counts = [], []
-    for width in (NARROW, WIDTH):
-        count = 16 * MIB // weight_bytes("int4", 64, width)
-        draft, _ = linear_draft("int4", 64, width, count)
-        seconds.append(_seconds(file, threads, draft, (1,))[0].median)
-        counts.append(count)
-    return max(0.0, (seconds[0] - seconds[1]) / (counts[0] - counts[1]))
+    counts = [16 * MIB // weight_bytes("int4", 64, width) for width in (NARROW, WIDTH)]
+    drafts = [linear_draft("int4", 64, width, n)[0] for width, n in zip((NARROW, WIDTH), counts, strict=True)]
+    return max(0.0, _difference_s(file, threads, drafts, 1) / (counts[0] - counts[1]))
+
+
+def _difference_s(file: RandomFile, threads: int, drafts: Sequence[Draft], rows: int) -> float:
+    """Return what a step of the first draft takes longer than one of the second: the median of several comparisons, as
+    a difference of two long times is lost in what else the machine does."""
+    first, second = (file.plan(draft) for draft in drafts)
+    differences = [
+        _plan_seconds(first, threads, (rows,), TURN_S)[0].median
+        - _plan_seconds(second, threads, (rows,), TURN_S)[0].median
+        for _ in range(TURNS)
+    ]
+    return statistics.median(differences)
 
 
 def _kernel(
@@ -199,11 +208,14 @@ def _kernel(
 
 
 def _seconds(file: RandomFile, threads: int, draft: Draft, rows: Sequence[int]) -> list[Seconds]:
-    plan = file.plan(draft)
+    return _plan_seconds(file.plan(draft), threads, rows)
+
+
+def _plan_seconds(plan: Plan, threads: int, rows: Sequence[int], least_s: float = 0.04) -> list[Seconds]:
     layers = kv_layers(plan.manifest.kv)
     block = _native.kv_block_bytes(layers=layers, block_size=plan.manifest.kv.block_size)
     with executor_of(plan, threads, 64, block) as executor:
-        return time_steps(executor, [step_of([0], [count]) for count in rows])
+        return time_steps(executor, [step_of([0], [count]) for count in rows], least_s)
 
 
 def _attention(file: RandomFile, threads: int, dtype: KvDtype, op_s: float) -> AttentionRate:
