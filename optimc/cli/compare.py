@@ -279,10 +279,13 @@ def _write_html(path: Path, result: Comparison, attribution: Attribution | None,
     from optimc.storage import storing
 
     rooflines = {}
+    config = result.config
+    batches = sorted({1, 2, 4, 8, 16, 32, *config.concurrencies})
+    context = config.prompt_tokens + config.output_tokens // 2
     if rates is not None:
         for row in result.rows:
             with Plan.open(row.path) as plan:
-                rooflines[row.name] = roofline(plan, rates)
+                rooflines[row.name] = roofline(plan, rates, batches=batches, contexts=(context,))
     ladders = {row.name: row.measurement.ladder for row in result.rows if row.measurement.ladder is not None}
     command = shlex.join(["optimc", *sys.argv[1:]])
     report = Report(

@@ -193,5 +193,6 @@ def plain_ladder(engine: ServedEngine, config: CompareConfig, bench: Bench, prog
         config.ladder_workload(),
         attain=config.attain,
         rates=config.rates,
+        concurrency=min(16, engine.manifest.limits.max_seqs),
         progress=progress,
     )

@@ -51,7 +51,9 @@ def ratio_bars(chart_id: str, title: str, bars: Sequence[RatioBar], *, less_is_b
     drawing: list[Markup] = []
     for factor in factors:
         own = [bar for bar in bars if bar.factor == factor]
-        drawing.append(element("g", {}, element("title", {}, factor), text(0.0, height + 9, shorten(factor, 46), "name")))
+        drawing.append(
+            element("g", {}, element("title", {}, factor), text(0.0, height + 9, shorten(factor, 46), "name"))
+        )
         height += _HEAD
         for bar in own:
             drawing.append(_ratio(bar, x, height, _letter(loads, bar.load), less_is_better=less_is_better))

@@ -80,7 +80,9 @@ def _drawn(index: int, curve: Curve, x: scale.Scale, y: scale.Scale) -> Markup:
     places = [(p, x(p.rate_per_s), y(p.value_ms)) for p in curve.points if p.value_ms is not None]
     parts = [element("title", {}, curve.name)]
     if len(places) > 1:
-        parts.append(element("path", {"d": path((px, py) for _, px, py in places), "class": f"curve {css} d{index % 3}"}))
+        parts.append(
+            element("path", {"d": path((px, py) for _, px, py in places), "class": f"curve {css} d{index % 3}"})
+        )
     for point, px, py in places:
         parts.append(mark(shape, px, py, 4.2, css if point.passes else f"hollow {css}"))
         if point.rate_per_s == curve.knee_per_s:
@@ -90,9 +92,7 @@ def _drawn(index: int, curve: Curve, x: scale.Scale, y: scale.Scale) -> Markup:
 
 def _legend(plans: Sequence[Curve]) -> Markup:
     entries = [
-        element(
-            "li", {"title": curve.name}, key(shape_of(i), colour_of(i)), f"{shorten(curve.name, 40)}: {curve.told}"
-        )
+        element("li", {"title": curve.name}, key(shape_of(i), colour_of(i)), f"{shorten(curve.name, 40)}: {curve.told}")
         for i, curve in enumerate(plans)
     ]
     return element("ul", {"class": "legend rows"}, join(entries))

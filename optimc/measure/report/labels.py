@@ -94,7 +94,12 @@ def _candidates(point: Point) -> list[Place]:
     for step in range(1, 9):
         dy = step * LINE_HEIGHT
         far = step > 1
-        sides += [(near + 4, -dy, far), (near + 4, dy, far), (-near - 4 - width, -dy, far), (-near - 4 - width, dy, far)]
+        sides += [
+            (near + 4, -dy, far),
+            (near + 4, dy, far),
+            (-near - 4 - width, -dy, far),
+            (-near - 4 - width, dy, far),
+        ]
         sides += [(-width / 2, -near - dy, far), (-width / 2, near + dy, far)]
     places = []
     for dx, dy, is_far in sides:

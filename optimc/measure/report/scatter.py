@@ -119,7 +119,5 @@ def _front_line(
 
 
 def _legend(states: set[State]) -> Markup:
-    entries = [
-        element("li", {}, key(*_SHAPES[state]), _MEANINGS[state]) for state in _SHAPES if state in states
-    ]
+    entries = [element("li", {}, key(*_SHAPES[state]), _MEANINGS[state]) for state in _SHAPES if state in states]
     return element("ul", {"class": "legend"}, join(entries))
