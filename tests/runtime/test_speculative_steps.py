@@ -75,6 +75,24 @@ def test_nodes_stand_at_their_depths_in_slots_of_their_own():
     ]
 
 
+def test_a_sequence_alone_is_laid_out_as_it_is_among_others():
+    for length in range(1, 2 * S + 1):
+        sequences, table = world(length, 2)
+        tree = tree_of((-1, -1, 0, 1))
+        steps = SpeculativeSteps(table, S, 64)
+        alone, among = steps.build(sequences[:1], [tree]), steps.build(sequences, [tree, None])
+        assert alone.work == among.work[:1]
+        assert alone.has_trees
+        for name in ("tokens", "positions", "slots", "logits_rows"):
+            ours, theirs = getattr(alone.plan, name), getattr(among.plan, name)[:5]
+            assert ours.dtype == theirs.dtype, name
+            np.testing.assert_array_equal(ours, theirs, name)
+        assert alone.plan.query_start.tolist() == [0, 5]
+        assert alone.plan.context_len.tolist() == [length - 1]
+        assert alone.plan.block_table.tolist() == [sequences[0].blocks[: -(-(length + 4) // S)]]
+        np.testing.assert_array_equal(alone.plan.tree_mask, among.plan.tree_mask[:5])
+
+
 def test_accepted_nodes_move_behind_their_root_and_chains_stay():
     sequences, table = world(6, 4, 5)
     trees = [tree_of((-1, -1, 0, 1)), tree_of((-1, 0)), None]

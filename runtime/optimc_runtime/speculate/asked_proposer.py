@@ -32,6 +32,10 @@ class AskedProposer:
         self.depth = SHALLOWEST if proposer.name == "draft" else FIRST_DEPTH  # each step deeper costs a draft a step
         self.usual: list[float] = []
         """Running mean of its estimates, best first."""
+        self.pays_until = 0
+        """The step before which asking is taken to be worth it, in steps of `paying_shape`."""
+        self.paying_shape = (0, 0, 0)
+        """Sequences asked for, sequences, and rows of others."""
         self.drafted = self.accepted = self.trees = 0
 
     def adapt_depth(self, deepest: float, most: int) -> None:

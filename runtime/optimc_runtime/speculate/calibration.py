@@ -109,15 +109,16 @@ class Calibration:
         parent = -1
         for depth in range(len(path) + 1):
             accepted = path[depth] if depth < len(path) else -1
-            row = self._records[min(depth, DEPTHS - 1)]
+            row = self._records[depth if depth < DEPTHS else DEPTHS - 1]
             for node in range(parent + 1, len(parents)):
                 if parents[node] != parent:
                     continue
                 hit = node == accepted
-                record = row[int(confidences[node] * (BINS - 1))]
-                expected += min(SURE, confidences[node] * record.factor)
+                confidence = confidences[node]
+                record = row[int(confidence * (BINS - 1))]
+                expected += min(SURE, confidence * record.factor)
                 hits += hit
-                record.add(hit, confidences[node])
+                record.add(hit, confidence)
             parent = accepted
         sequence.settle(hits, expected)
 

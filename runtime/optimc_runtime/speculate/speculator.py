@@ -34,6 +34,8 @@ TIMED_STEPS = 16
 """Every so many steps the cost model learns."""
 BATCH_NODES = 48
 """Tokens asked of a proposer in all, where many sequences would get more than SHALLOWEST."""
+TRUSTED_STEPS = 8
+"""For so many steps like it, one in which asking could pay is taken for an example: means do not move faster."""
 HOPE = 1.25
 """How much better than lately a proposer may be expected to be."""
 
@@ -222,13 +224,19 @@ class ProposingSpeculator:
         """Whether even good guesses could be worth what asking for them costs."""
         if not asked.usual or self._options.always:
             return True
+        shape = (num_asked, num_sequences, other_rows)
+        if self._step < asked.pays_until and shape == asked.paying_shape and not asked.attention.is_probing:
+            return True
         hopes = [min(SURE, HOPE * estimate) for estimate in asked.usual]
         if asked.attention.is_probing:  # text may have changed: what if it guessed everything right?
             hopes = [SURE**rank for rank in range(1, len(hopes) + 1)]
         hoped = [hope for hope in hopes for _ in range(num_asked)]
         draft_s = asked.proposer.cost_s * num_asked
         n = choose(hoped, num_sequences, other_rows, self.cost, draft_s)
-        return self._pays(hoped[:n], num_sequences, other_rows, draft_s)
+        pays = self._pays(hoped[:n], num_sequences, other_rows, draft_s)
+        if pays:
+            asked.pays_until, asked.paying_shape = self._step + TRUSTED_STEPS, shape
+        return pays
 
     def _choose(
         self, sequences: list[Sequence], drafts: list[Offer | None], other_rows: int, most_nodes: int
@@ -306,10 +314,14 @@ class ProposingSpeculator:
 
     def _rest(self) -> None:
         """Be idle exactly while every proposer sleeps, and keep nothing for heads that do."""
-        step = self._step
-        self._wakes_at = min([asked.attention.wakes_at for asked in self._asked], default=0)
-        self.is_idle = self._wakes_at > step or not self._asked
-        if self._medusa is not None:
-            self.wants_hidden = any(
-                asked.proposer is self._medusa and asked.attention.wakes_at <= step for asked in self._asked
-            )
+        first: int | None = None
+        wants_hidden = False
+        for asked in self._asked:
+            wakes_at = asked.attention.wakes_at
+            if first is None or wakes_at < first:
+                first = wakes_at
+            if wakes_at <= self._step and asked.proposer is self._medusa:
+                wants_hidden = True
+        self._wakes_at = first or 0
+        self.is_idle = first is None or first > self._step
+        self.wants_hidden = wants_hidden
