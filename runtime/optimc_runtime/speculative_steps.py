@@ -79,7 +79,7 @@ class SpeculativeSteps:
         return Step(plan, tuple(work), has_trees=True)
 
     def _build_alone(self, sequence: Sequence, tree: DraftTree) -> Step:
-        """`build` for the commonest step with guesses, in a third of the time."""
+        """`build` for the commonest step with guesses, without what only several sequences need."""
         shape, size, context = tree.shape, self._block_size, sequence.num_computed
         count = shape.num_nodes + 1
         first_block, offset = divmod(context, size)
