@@ -38,6 +38,10 @@ def interaction(
         if missing or not alone:
             notes.append(f"no interaction under {shape}: {', '.join(missing) or 'no factor alone'} not measured")
             continue
+        names = {name for name, mode, _ in jobs.values() if name != "all" and mode == "without"}
+        elsewhere = sorted(names - {jobs[n][0] for n in alone})
+        if elsewhere:
+            notes.append(f"the interaction under {shape} holds what has a load of its own: {', '.join(elsewhere)}")
         for metric in METRICS:
             together = figures[number].ratios(metric)
             each = [figures[n].ratios(metric) for n in alone]

@@ -59,7 +59,7 @@ def _chunked_loads(config: AttributeConfig, limits: LimitsSpec) -> FactorLoads:
     showing = [clients for clients in config.concurrencies if clients * prompt > step]
     if not showing or showing == [1]:
         return FactorLoads(
-            na=f"nothing is cut: {config.concurrencies[-1]} prompts of {prompt} tokens fit in one step of {step}"
+            na=f"nothing is cut: {config.concurrencies[-1]} × {prompt} prompt tokens fit in one step of {step}"
         )
     return FactorLoads(tuple(config.workload(clients) for clients in showing if clients > 1))
 

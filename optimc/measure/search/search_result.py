@@ -95,7 +95,7 @@ class SearchResult:
         for trial in sorted(self._measured(), key=self._score):
             mark = "best" if trial is best else "front" if trial in front else ""
             table.add_row(mark, *self._values(trial), *_figures(trial))
-        parts: list[RenderableType] = [self._headline(), table]
+        parts: list[RenderableType] = [self._headline(), *([table] if best is not None else [])]
         parts += [
             Text(f"{trial.state}: {_point(trial)}: {trial.reason}", style="yellow")
             for trial in self.trials

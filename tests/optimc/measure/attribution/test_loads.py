@@ -42,7 +42,7 @@ def test_chunked_prefill_is_measured_where_several_prompts_exceed_a_step():
 
 def test_chunked_prefill_declines_prompts_that_all_fit_in_one_step():
     found = loads_of("chunked_prefill", AttributeConfig(prompt_tokens=64, concurrencies=(1, 8)), LIMITS)
-    assert found.na == "nothing is cut: 8 prompts of 64 tokens fit in one step of 512"
+    assert found.na == "nothing is cut: 8 × 64 prompt tokens fit in one step of 512"
 
 
 def test_chunked_prefill_declines_prompts_that_cannot_be_served_without_it():
