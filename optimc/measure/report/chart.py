@@ -12,7 +12,7 @@ from optimc.measure.report.svg import SVG_NAMESPACE, Markup, element, join, numb
 WIDTH = 460.0
 """Of every chart, in its own units: two fit beside each other on a desk, one on a telephone, both readable."""
 HEIGHT = 340.0
-AREA = Box(58.0, 16.0, WIDTH - 18, HEIGHT - 50)
+AREA = Box(64.0, 16.0, WIDTH - 18, HEIGHT - 50)
 """Where points may lie; around it are ticks and titles."""
 
 
@@ -29,7 +29,7 @@ def axes(x: Scale, y: Scale, x_title: str, y_title: str, area: Box = AREA) -> Ma
         parts.append(text(at, area.bottom + 18, x.label(tick), "tick", "middle"))
     parts.append(line(area.left, area.bottom, area.right, area.bottom, "axis"))
     parts.append(text((area.left + area.right) / 2, area.bottom + 38, x_title, "axis-title", "middle"))
-    parts.append(turned_text(13.0, (area.top + area.bottom) / 2, y_title, "axis-title"))
+    parts.append(turned_text(11.0, (area.top + area.bottom) / 2, y_title, "axis-title"))
     return join(parts)
 
 

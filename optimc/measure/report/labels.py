@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 LINE_HEIGHT = 14.0
 """Of a label, in the units of the chart."""
-CHARACTER_WIDTH = 6.9
+CHARACTER_WIDTH = 7.6
 """Of an average character at 12.5 units; wider than most, so that estimated boxes hold their text."""
 MOST_CHARACTERS = 24
 

@@ -65,20 +65,18 @@ def scatter(chart_id: str, title: str, x_title: str, points: Sequence[ScatterPoi
         text(AREA.left + 6, AREA.bottom - 8, "↙ better", "hint"),
         _front_line(shown, at, x, y),
     ]
-    for place, point in zip(place_labels(marks, AREA), marks, strict=True):
+    places = place_labels(marks, AREA)
+    for place, target in zip(places, marks, strict=True):
         if place.is_far:
             middle = (place.box.top + place.box.bottom) / 2
-            nearest = min(max(point.x, place.box.left), place.box.right)
-            drawing.append(line(point.x, point.y, nearest, middle, "leader"))
+            nearest = min(max(target.x, place.box.left), place.box.right)
+            drawing.append(line(target.x, target.y, nearest, middle, "leader"))
     for point, drawn in zip(shown, marks, strict=True):
         shape, css = _SHAPES[point.state]
         told = f"{point.name}: {point.x:,.4g} ms, KL {point.y:.3g}, {point.size_bytes / 1e6:,.1f} MB"
         radius = min(drawn.radius, 6.0) if shape == "cross" else drawn.radius
         drawing.append(element("g", {}, element("title", {}, told), mark(shape, drawn.x, drawn.y, radius, css)))
-    drawing += [
-        text(place.x, place.y, point.label, "label")
-        for place, point in zip(place_labels(marks, AREA), marks, strict=True)
-    ]
+    drawing += [text(place.x, place.y, target.label, "label") for place, target in zip(places, marks, strict=True)]
     absent = [f"Not shown: {p.name} ({_missing(p)} not measured)." for p in points if p not in shown]
     floored = [f"KL at {kl_floor:g}: equal but for rounding."] if min(py for _, py in at) <= kl_floor else []
     rows = [

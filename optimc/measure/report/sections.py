@@ -24,9 +24,13 @@ _MORE_IS_BETTER = frozenset({"tokens_per_s", "knee"})
 def comparison_table(comparison: Comparison) -> Markup:
     """Return the table of all plans, every figure in view."""
     columns = comparison.columns
+    names = [column.head.replace("perplexity", "ppl") for column in columns]
     heads = [
         element("th", {"scope": "col"}, "plan"),
-        *(element("th", {"scope": "col", "title": column.meaning or None}, column.head) for column in columns),
+        *(
+            element("th", {"scope": "col", "title": column.meaning or None}, name)
+            for name, column in zip(names, columns, strict=True)
+        ),
         element("th", {"scope": "col"}, "standing"),
     ]
     body = [

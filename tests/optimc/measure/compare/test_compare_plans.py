@@ -12,8 +12,8 @@ from optimc.measure.compare.comparison import mark_front
 from optimc.measure.compare.config import CompareConfig
 from optimc.measure.compare.cost import Price
 from optimc.measure.compare.row import KL_FLOOR
-from optimc.measure.load.slo import Slo
 from optimc.measure.engine_driver import EngineDriver
+from optimc.measure.load.slo import Slo
 from optimc.measure.roofline.row_bound import RowBound
 from optimc.plan import PlanTensor, write_plan
 

@@ -1,5 +1,5 @@
-from optimc.measure.evaluation import EvalResult
 from optimc.measure.compare.gates import failed_gates
+from optimc.measure.evaluation import EvalResult
 from optimc.recipe import QualitySpec
 
 MEASURED = EvalResult(perplexity=16.0, reference_perplexity=10.0, kl_mean=0.05, top1_agreement=0.9, tokens=100)
