@@ -7,7 +7,7 @@ up, are kept apart: on a virtual machine they differ by tens of percent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from optimc.measure.machine import Machine
@@ -97,6 +97,15 @@ class MachineRates:
         """
         best = [rate for size, rate in self.bandwidth if size <= working_set_bytes]
         return best[-1] if best else self.bandwidth[0][1]
+
+    def with_peaks_of(self, earlier: MachineRates) -> MachineRates:
+        """Return these rates with the best peaks of both: what a machine once did it may do again."""
+        return replace(
+            self,
+            bandwidth=envelope((*self.bandwidth, *earlier.bandwidth)),
+            int8_ops_per_s=max(self.int8_ops_per_s, earlier.int8_ops_per_s),
+            float_ops_per_s=max(self.float_ops_per_s, earlier.float_ops_per_s),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields and the format's number."""

@@ -50,6 +50,8 @@ def try_rates(
 ) -> MachineRates | None:
     """Return this machine's rates: from the cache, or measured now and kept, which is said on standard error.
 
+    `fresh` measures in any case; of earlier rates the peaks are kept where they were better.
+
     None if there are none and too little memory is free to measure them. Raises MeasureError if the file is damaged.
     """
     from optimc_runtime import _native
@@ -57,8 +59,8 @@ def try_rates(
 
     threads = usable_cores() if threads is None else threads
     path = rates_path(cache, read_machine(), threads, _native.default_instruction_set(), native_version())
-    known = None if fresh else load_rates(path)
-    if known is not None:
+    known = None if fresh and not _is_sound(path) else load_rates(path)
+    if known is not None and not fresh:
         return known
     available = _available_bytes()
     if available is not None and available < LEAST_MEMORY_BYTES:
@@ -74,8 +76,18 @@ def try_rates(
         measure = measure_rates
     print(f"measuring what this machine can do, once, about 20 s ({threads} threads) ...", file=sys.stderr)
     rates = measure(threads)
+    if known is not None:
+        rates = rates.with_peaks_of(known)
     save_rates(path, rates)
     return rates
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the file's rates can be read: a damaged one is what `fresh` is asked to replace."""
+    try:
+        return load_rates(path) is not None
+    except MeasureError:
+        return False
 
 
 def native_version() -> str:

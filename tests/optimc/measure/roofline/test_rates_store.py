@@ -35,6 +35,28 @@ def test_fresh_measures_again(tmp_path, measure):
     assert measure.asked == [2, 2]
 
 
+def test_fresh_keeps_the_best_peaks_ever_seen(tmp_path, make_rates):
+    first = make_rates(bandwidth=((1 << 20, 40e9), (4 << 20, 10e9)), int8_ops_per_s=90e9, op_s=1.0)
+    again = make_rates(
+        bandwidth=((1 << 20, 30e9), (4 << 20, 20e9)), int8_ops_per_s=80e9, float_ops_per_s=60e9, op_s=2.0
+    )
+    try_rates(tmp_path, 2, measure=lambda _: first)
+    kept = try_rates(tmp_path, 2, fresh=True, measure=lambda _: again)
+    assert kept.bandwidth == ((1 << 20, 40e9), (4 << 20, 20e9))
+    assert (kept.int8_ops_per_s, kept.float_ops_per_s) == (90e9, 60e9)
+    assert kept.op_s == 2.0  # predictions are of now
+    assert try_rates(tmp_path, 2) == kept
+
+
+def test_fresh_replaces_a_damaged_file(tmp_path, measure):
+    try_rates(tmp_path, 2, measure=measure)
+    (path,) = (tmp_path / "machine").iterdir()
+    path.write_text("{")
+    with pytest.raises(MeasureError, match="--fresh"):
+        try_rates(tmp_path, 2, measure=measure)
+    assert try_rates(tmp_path, 2, fresh=True, measure=measure) is not None
+
+
 def test_other_threads_measure_again(tmp_path, measure):
     try_rates(tmp_path, 1, measure=measure)
     try_rates(tmp_path, 2, measure=measure)
