@@ -84,48 +84,66 @@ class LadderResult:
         head.append(f"knee: {self.knee}", style="bold green" if self.ok else "bold red")
         head.append(f"\n{self.attain:.0%} of requests must keep {self.slo}\n")
         head.append(f"broke first: {self.knee.broke_first}: {self.knee.why}")
-        return Group(head, self._curves(), *self._notes())
+        return Group(head, self._rows(), *self._reasons(), *self._curve("ttft"), *self._curve("tpot"), *self._notes())
 
-    def _curves(self) -> Table:
+    def _rows(self) -> Table:
         q = self.percentile
-        table = Table("rate/s", "goodput", f"TTFT {q} ms", "", f"TPOT {q} ms", "", "running", "failed", "")
+        table = Table("rate/s", "goodput", f"TTFT {q}", f"TPOT {q}", "running", "failed", "")
         if self.closed is not None:
             closed = self.closed
             table.add_row(
-                f"{closed.requests_per_s:.3g}", "", *self._latency(closed, "ttft"), *self._latency(closed, "tpot"),
-                f"{closed.config.concurrency}", f"{closed.num_failures}", "closed loop: all it serves",
+                f"{closed.requests_per_s:.3g}", "", self._cell(closed, "ttft"), self._cell(closed, "tpot"),
+                f"{closed.config.concurrency}", f"{closed.num_failures}", "closed",
             )  # fmt: skip
         for step in self.steps:
             result = step.result
-            running = "" if result.in_flight_thirds is None else f"{result.in_flight_thirds[2]:.1f}"
             table.add_row(
                 f"{step.rate_per_s:.3g}",
                 f"{step.attained:.1%}",
-                *self._latency(result, "ttft"),
-                *self._latency(result, "tpot"),
-                running,
+                self._cell(result, "ttft"),
+                self._cell(result, "tpot"),
+                "" if result.in_flight_thirds is None else f"{result.in_flight_thirds[2]:.1f}",
                 f"{result.num_failures}",
-                "passes" if step.passes else "; ".join(step.reasons),
+                "passes" if step.passes else "fails",
                 style=None if step.passes else "red",
             )
         return table
 
-    def _latency(self, result: BenchResult, name: str) -> tuple[str, str]:
-        """Return a figure and its bar: the limit, if there is one, is a stroke in it."""
-        distribution = getattr(result, f"{name}_ms")
-        value = getattr(distribution, self.percentile)
-        if value is None:
-            return f"n/a (n={distribution.n})", ""
+    def _reasons(self) -> list[Text]:
+        return [
+            Text(f"{step.rate_per_s:.3g}/s fails: {'; '.join(step.reasons)}") for step in self.steps if step.reasons
+        ]
+
+    def _value(self, result: BenchResult, name: str) -> float | None:
+        value: float | None = getattr(getattr(result, f"{name}_ms"), self.percentile)
+        return value
+
+    def _cell(self, result: BenchResult, name: str) -> str:
+        value = self._value(result, name)
+        return f"n/a (n={getattr(result, f'{name}_ms').n})" if value is None else f"{value:,.1f}"
+
+    def _curve(self, name: str) -> list[Text]:
+        """Return a bar per rate; the limit, if there is one, is a stroke in it."""
+        values = [(step.rate_per_s, self._value(step.result, name)) for step in self.steps]
+        known = [(rate, value) for rate, value in values if value is not None]
+        if not known:
+            return []
         limit = self.slo.limit_ms(name)
-        if limit is None:
-            largest = max(getattr(getattr(s.result, f"{name}_ms"), self.percentile) or 0.0 for s in self.steps)
-            return f"{value:,.1f}", "█" * round(BAR_CELLS * min(1.0, value / largest) if largest else 0)
-        cells = min(2 * BAR_CELLS, round(BAR_CELLS * value / limit))
-        below, above = min(cells, BAR_CELLS), max(0, cells - BAR_CELLS)
-        return f"{value:,.1f}", "█" * below + "·" * (BAR_CELLS - below) + "│" + "█" * above
+        scale = max(value for _, value in known) if limit is None else limit
+        lines = [
+            Text(f"{name.upper()} {self.percentile} against rate" + ("" if limit is None else f", limit {limit:g} ms"))
+        ]
+        for rate, value in known:
+            # Beyond twice the limit all is equally lost; the figure stands beside it.
+            cells = min(2 * BAR_CELLS, round(BAR_CELLS * value / scale)) if scale > 0 else 0
+            bar = "█" * min(cells, BAR_CELLS)
+            if limit is not None:
+                bar = bar.ljust(BAR_CELLS, "·") + "│" + "█" * max(0, cells - BAR_CELLS)
+            lines.append(Text(f"{rate:>8.3g}/s {bar} {value:,.1f}", style="red" if limit and value > limit else ""))
+        return lines
 
     def _notes(self) -> list[Text]:
-        lines = [Text("│ in a bar: the limit. running: requests at once, on average in the last third.", style="dim")]
+        lines = [Text("ms. running: requests at once, on average in the last third of the window", style="dim")]
         if self.percentile == "p90":
             few = min(step.result.ttft_ms.n for step in self.steps)
             lines.append(Text(f"p90 is shown: the smallest step has {few} samples, too few for p99", style="dim"))

@@ -259,11 +259,12 @@ def test_json_and_back_is_the_same_ladder(ladder):
 
 def test_the_table_tells_the_knee_and_draws_the_limit(ladder):
     result = ladder(one_at_a_time(0.1), Slo(ttft_ms=300), rates=[2, 9.5], workload={**FEW, "requests": 60})
-    console = Console(width=200)
+    console = Console(width=80)
     with console.capture() as capture:
         console.print(result.table())
     text = capture.get()
     assert "knee: 2/s (passes; 9.5/s does not)" in text
-    assert "TTFT p90 ms" in text
+    assert "TTFT p90 against rate, limit 300 ms" in text
+    assert "9.5/s fails: " in text
     assert "p90 is shown: the smallest step has 60 samples, too few for p99" in text
     assert "│" in text
