@@ -172,7 +172,8 @@ class _Run:
         steps: list[tuple[RowMode, Step]] = []
         if "without" in modes:
             steps += [("without", step) for step in leave_one_out(self._file, usable, switches)]
-            steps.append(("without", everything(self._file, usable, switches)))
+            if len(usable) > 1:
+                steps.append(("without", everything(self._file, usable, switches)))
         if "cumulative" in modes:
             steps += [("cumulative", step) for step in cumulative(self._file, usable, switches)]
         loads["all"] = FactorLoads(config.workloads())
@@ -365,13 +366,11 @@ class _Run:
             done.add((job.mode, job.step.factor))
             if self._is_over():
                 reason = OVER_BUDGET
-                rows.append(Row(job.step.factor, job.step.kind, job.mode, load_name(knees.workload), na=reason))
+                rows.append(Row(job.step.factor, job.step.kind, job.mode, knees.name, na=reason))
                 continue
             effect, na = knees.effect(*self._sides(job))
             metrics = {} if effect is None else {"knee": effect}
-            rows.append(
-                Row(job.step.factor, job.step.kind, job.mode, load_name(knees.workload), metrics, na=na, note="ladder")
-            )
+            rows.append(Row(job.step.factor, job.step.kind, job.mode, knees.name, metrics, na=na))
         return rows
 
     def _base(self, whole: Variant, jobs: list[_Job]) -> dict[str, Any]:

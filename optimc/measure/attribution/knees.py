@@ -39,6 +39,11 @@ class Knees:
         self._climbed: dict[str, tuple[float, float] | None] = {}
         self.workload = config.workload(1, slo=config.slo, warmup_requests=None)
 
+    @property
+    def name(self) -> str:
+        """The load in a few words; the ladder sets its rates."""
+        return f"{self.workload.prompt_tokens}+{self.workload.output_tokens} tokens, ladder"
+
     def effect(self, with_: Contender, without: Contender) -> tuple[Effect | None, str | None]:
         """Return the quotient of both knees, or why there is none."""
         knees = []
