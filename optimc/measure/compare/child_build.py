@@ -64,7 +64,7 @@ class ChildBuild:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").splitlines()
         told = [line for line in lines if line.strip() and not line.endswith(" ...") and ": done in " not in line]
-        return "\n".join(told[-12:])
+        return "\n".join(told[-12:]).removeprefix("error: ")
 
     def stop(self) -> None:
         """End it and wait until it has ended."""
@@ -81,7 +81,9 @@ class ChildBuild:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    # The descriptor itself: a thread that waits inside sys.stdin would keep the interpreter from ending.
+    while os.read(0, 1):
+        pass
     os._exit(1)
 
 

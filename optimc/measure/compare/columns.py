@@ -42,7 +42,7 @@ def columns_of(rows: Sequence[Row], price: Price | None) -> tuple[Column, ...]:
         columns.append(Column(f"{price.currency}/M tok", lambda row: shown(row.cost, ",.3g"), "load", meaning))
     return (
         *columns,
-        Column("perplexity", lambda row: f"{row.measurement.quality.perplexity:.3f}"),
+        Column("perplexity", lambda row: _perplexity(row.measurement.quality.perplexity)),
         Column("KL", lambda row: shown(row.measurement.quality.kl_mean, ".3g")),
         Column("top-1", lambda row: shown(row.measurement.quality.top1_agreement, ".2%")),
     )
@@ -72,6 +72,11 @@ def _ladder_columns() -> list[Column]:
 
     meaning = "knee: the highest arrival rate, in requests/s, at which the limits held; broke: which broke first above"
     return [Column("knee /s", knee, "load", meaning), Column("broke", broke, "load")]
+
+
+def _perplexity(value: float) -> str:
+    """Return it to three decimals; that of a broken plan, which may be anything, in few characters."""
+    return f"{value:.3f}" if value < 1e5 else f"{value:.3g}"
 
 
 def shown(value: float | None, spec: str) -> str:

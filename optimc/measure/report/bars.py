@@ -14,7 +14,7 @@ from optimc.measure.report.svg import Markup, element, join
 
 _GUTTER = 24.0
 """Left of the bars: the letter of the load."""
-_VALUES = 158.0
+_VALUES = 168.0
 """Right of the bars: the ratio and its interval."""
 _BAR = 12.0
 _STEP = 17.0
@@ -75,7 +75,7 @@ def ratio_bars(chart_id: str, title: str, bars: Sequence[RatioBar], *, less_is_b
         data_table(["factor", "load", "ratio", "low", "high", "pairs", "verdict"], rows),
         height=height + 24,
         legend=element("ul", {"class": "legend"}, *keys),
-        notes=[f"With / without. {better} ▲ better, ▼ worse (hollow), ≈ no difference seen (grey)."],
+        notes=[f"With / without. {better} ▲ better, ▼ worse (hollow), ≈ no difference seen (grey), ? too few pairs."],
     )
 
 
@@ -92,7 +92,7 @@ def _verdict(bar: RatioBar, less_is_better: bool) -> str:
 def _ratio(bar: RatioBar, x: Scale, top: float, letter: str, *, less_is_better: bool) -> Markup:
     verdict = _verdict(bar, less_is_better)
     css = {"better": "better", "worse": "worse"}.get(verdict, "unseen")
-    sign = {"better": "▲", "worse": "▼"}.get(verdict, "≈")
+    sign = {"better": "▲", "worse": "▼", "no difference seen": "≈"}.get(verdict, "?")
     one, at, middle = x(1.0), x(bar.value), top + _BAR / 2
     box = {"x": min(one, at), "y": top, "width": max(abs(at - one), 0.8), "height": _BAR, "class": f"bar {css}"}
     parts = [
@@ -105,7 +105,7 @@ def _ratio(bar: RatioBar, x: Scale, top: float, letter: str, *, less_is_better: 
         low, high = x(max(bar.low, x.low)), x(min(bar.high, x.high))
         parts += [line(low, middle, high, middle, "whisker")]
         parts += [line(end, middle - 3.5, end, middle + 3.5, "whisker") for end in (low, high)]
-        told += f"  {bar.low:.3g} to {bar.high:.3g}"
+        told += f" ({bar.low:.3g} to {bar.high:.3g})"
     parts.append(text(WIDTH - _VALUES + 10, top + _BAR - 1.5, told, "value"))
     return element("g", {}, *parts)
 
