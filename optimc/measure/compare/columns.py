@@ -64,7 +64,10 @@ def _bound(index: int, concurrency: int, *, first: bool) -> Column:
 def _ladder_columns() -> list[Column]:
     def knee(row: Row) -> str:
         ladder = row.measurement.ladder
-        return "n/a" if ladder is None else shown(ladder.knee.rate_per_s, ".3g")
+        if ladder is None or ladder.knee.rate_per_s is None:
+            return "n/a" if ladder is None else "none"
+        at_least = "≥ " if ladder.knee.fails_at_per_s is None else ""
+        return f"{at_least}{ladder.knee.rate_per_s:.3g}"
 
     def broke(row: Row) -> str:
         ladder = row.measurement.ladder
