@@ -1,6 +1,6 @@
 """What a million tokens cost, and how a ladder is told in the table."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ class Step:
 class Ladder:
     steps: tuple[Step, ...]
     knee: Knee
-    workload: Workload = Workload(output_tokens=100)
+    workload: Workload = field(default_factory=lambda: Workload(output_tokens=100))
 
 
 def load(concurrency, tokens_per_s):
