@@ -109,28 +109,6 @@ def _candidates(point: Point) -> list[Place]:
     return places
 
 
-def spread(middles: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return the middles of labels at one edge, moved up and down until they are `gap` apart and within low .. high.
-
-    Their order stays. With more labels than there is room for, they are spread evenly.
-    """
-    order = sorted(range(len(middles)), key=lambda i: (middles[i], i))
-    room = high - low
-    if len(middles) > 1 and gap * (len(middles) - 1) > room:
-        gap = room / (len(middles) - 1)
-    placed: list[float] = []
-    for rank, index in enumerate(order):
-        floor = low if rank == 0 else placed[-1] + gap
-        placed.append(max(floor, middles[index]))
-    for rank in reversed(range(len(placed))):
-        ceiling = high if rank == len(placed) - 1 else placed[rank + 1] - gap
-        placed[rank] = min(placed[rank], ceiling)
-    spread_out = [0.0] * len(middles)
-    for rank, index in enumerate(order):
-        spread_out[index] = placed[rank]
-    return spread_out
-
-
 def short_names(names: Sequence[str]) -> list[str]:
     """Return names as a chart has room for them: without the beginning they share, and at most 24 characters.
 

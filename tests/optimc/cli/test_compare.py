@@ -3,7 +3,7 @@
 import pytest
 
 from optimc.build import BuildOptions
-from optimc.cli.compare import check_items
+from optimc.cli.compare import check_items, read_attribution
 from optimc.errors import ConfigError
 
 
@@ -58,3 +58,15 @@ def test_a_name_given_to_all_recipes_is_such_a_mistake(recipe, tmp_path):
     options = BuildOptions(overrides=("name=x",), cache_dir=tmp_path / "cache")
     with pytest.raises(ConfigError, match="has the name of"):
         check_items([recipe("a.yaml", "one"), recipe("b.yaml", "two")], options)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "No such file"), ("{}", "is not what `optimc attribute --json` prints"), ("[1]", "is not what")],
+)
+def test_an_attribution_that_is_none_is_refused(tmp_path, text, said):
+    path = tmp_path / "attribution.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=f"--attribution: .*{said}"):
+        read_attribution(path)

@@ -1,6 +1,5 @@
 """The page as a browser lays it out: labels apart, nothing wider than the window."""
 
-import html
 import json
 import os
 import re

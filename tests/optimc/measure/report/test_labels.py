@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from optimc.measure.report.labels import Box, Point, place_labels, short_names, spread
+from optimc.measure.report.labels import Box, Point, place_labels, short_names
 
 FRAME = Box(0, 0, 400, 300)
 
@@ -34,8 +34,3 @@ def test_names_lose_what_they_share():
     assert short_names(["only-one"]) == ["only-one"]
     (long, _) = short_names(["x" * 40, "y"])
     assert len(long) == 24
-
-
-def test_labels_at_an_edge_are_moved_apart():
-    assert spread([10, 11, 50], gap=14, low=0, high=100) == [10, 24, 50]
-    assert spread([99, 100], gap=10, low=0, high=100) == [90, 100]
