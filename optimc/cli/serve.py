@@ -154,8 +154,10 @@ def serve(
     Tokens are guessed ahead (--speculation auto) where that pays, which is measured all the time.
     """
     from optimc.cli.log_format import use_log_format
+    from optimc.cli.malloc_arenas import limit_arenas
     from optimc.cli.start_up import start_up
 
+    limit_arenas()
     use_log_format(log_format)
     with start_up():
         from optimc.plan import Plan
