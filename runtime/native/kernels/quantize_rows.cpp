@@ -106,28 +106,30 @@ GroupCodes quantize_group(const float* x, const std::int32_t* permutation, std::
 // Sixteen whole groups side by side: no reduction waits for another, and two divisions serve them all. Returns false,
 // having written nothing, if one of them has no codes.
 bool quantize_sixteen(const float* x, std::int64_t group, std::int8_t* codes, float* scales, std::int32_t* sums) {
-    float most[kLanes];
-    bool usable = true;
+    Vec sizes[kLanes];
     for (int g = 0; g < kLanes; ++g) {
-        Vec size = zero();
-        for (std::int64_t i = 0; i < group; i += kLanes) size = larger_size(size, load(x + g * group + i));
-        most[g] = largest_size(size);
-        usable &= most[g] >= kSmallest && most[g] <= kLargest;
+        sizes[g] = zero();
+        for (std::int64_t i = 0; i < group; i += kLanes) sizes[g] = larger_size(sizes[g], load(x + g * group + i));
     }
+    const Vec most = largest_sizes(sizes);
+    float each[kLanes];
+    store(each, most);
+    bool usable = true;
+    for (int g = 0; g < kLanes; ++g) usable &= each[g] >= kSmallest && each[g] <= kLargest;
     if (!usable) return false;
     float factors[kLanes];
-    store(factors, broadcast(127.0f) / load(most));
-    store(scales, load(most) / broadcast(127.0f));
+    store(factors, broadcast(127.0f) / most);
+    store(scales, most / broadcast(127.0f));
+    CodeSum totals[kLanes];
     for (int g = 0; g < kLanes; ++g) {
         const Vec factor = broadcast(factors[g]);
-        Vec total = zero();
+        CodeSum total;
         for (std::int64_t i = g * group; i < (g + 1) * group; i += kLanes) {
-            const Vec code = round(load(x + i) * factor);
-            total = total + code;
-            store_i8(codes + i, code);
+            total.store_i8(codes + i, load(x + i) * factor);
         }
-        sums[g] = static_cast<std::int32_t>(sum(total));
+        totals[g] = total;
     }
+    store_sums(sums, totals);
     return true;
 }
 

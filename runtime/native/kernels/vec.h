@@ -90,6 +90,53 @@ inline float largest(Vec a) { return _mm512_reduce_max_ps(a.v); }
 inline float largest_size(Vec a) {
     return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(a.v)))));
 }
+// Lane i of the result is combine over all lanes of vectors[i]: transposed on the way, so that none waits for another.
+template <class Combine>
+inline __m512i combine_sixteen(const __m512i (&vectors)[kLanes], Combine combine) {
+    __m512i pairs[8], fours[4], eights[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const __m512i a = vectors[2 * i], b = vectors[2 * i + 1];
+        pairs[i] = combine(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const __m512i a = pairs[2 * i], b = pairs[2 * i + 1];
+        fours[i] = combine(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    }
+    const auto join = [&](__m512i a, __m512i b) {
+        return combine(_mm512_shuffle_i32x4(a, b, 0b10001000), _mm512_shuffle_i32x4(a, b, 0b11011101));
+    };
+    for (int i = 0; i < 2; ++i) eights[i] = join(fours[2 * i], fours[2 * i + 1]);
+    return join(eights[0], eights[1]);
+}
+// `largest_size` of each.
+inline Vec largest_sizes(const Vec (&sizes)[kLanes]) {
+    __m512i bits[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) bits[i] = _mm512_castps_si512(sizes[i].v);
+    const auto larger = [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); };
+    return {_mm512_castsi512_ps(combine_sixteen(bits, larger))};
+}
+// Integers that are stored as 8 bits, and their sum lane by lane.
+struct CodeSum {
+    __m512i lanes = _mm512_setzero_si512();
+
+    // Stores the integers nearest to a, ties to even; they must lie in [-127, 127].
+    void store_i8(std::int8_t* p, Vec a) {
+        const __m512i codes = _mm512_cvtps_epi32(a.v);
+        _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(codes));
+        lanes = _mm512_add_epi32(lanes, codes);
+    }
+};
+// sums[i] = all that went into codes[i].
+inline void store_sums(std::int32_t* sums, const CodeSum (&codes)[kLanes]) {
+    __m512i lanes[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) lanes[i] = codes[i].lanes;
+    const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+    _mm512_storeu_si512(sums, combine_sixteen(lanes, add));
+}
 
 #elif defined(OPTIMC_AVX2)
 
@@ -365,5 +412,29 @@ inline float largest_size(Vec a) {
 #endif
 
 inline Vec zero() { return broadcast(0.0f); }
+
+#if !defined(OPTIMC_AVX512)
+
+inline Vec largest_sizes(const Vec (&sizes)[kLanes]) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) lanes[i] = largest_size(sizes[i]);
+    return load(lanes);
+}
+
+struct CodeSum {
+    Vec lanes = zero();
+
+    void store_i8(std::int8_t* p, Vec a) {
+        const Vec code = round(a);
+        lanes = lanes + code;  // exact: integers far below 2^24
+        OPTIMC_ISA::store_i8(p, code);
+    }
+};
+
+inline void store_sums(std::int32_t* sums, const CodeSum (&codes)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i) sums[i] = static_cast<std::int32_t>(sum(codes[i].lanes));
+}
+
+#endif
 
 }  // namespace optimc::OPTIMC_ISA

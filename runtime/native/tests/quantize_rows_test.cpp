@@ -34,7 +34,7 @@ struct Result {
 
 const std::pair<std::int64_t, std::int64_t> kShapes[] = {{1, 1},    {5, 5},    {40, 8},    {100, 24},  {96, 32},
                                                          {70, 32},  {576, 64}, {300, 128}, {136, 136}, {1000, 1000},
-                                                         {600, 32}, {1536, 32}};
+                                                         {600, 32}, {1536, 32}, {1536, 64}};
 
 // Codes may differ by one where x / scale is within an ulp of halfway; sums must match the codes that were written.
 void expect_like_reference(const Kernels& kernels, const TestRows& x, std::int64_t count, std::int64_t features,
