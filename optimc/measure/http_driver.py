@@ -8,22 +8,25 @@ Conversations are words always: a server tells its answer in text. Messages alwa
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import httpx
 
-from optimc.errors import MeasureError
+from optimc.errors import ConfigError, Fault, MeasureError
 from optimc.measure.driver import Clock
 from optimc.measure.exchange import Chunk, Exchange
 from optimc.measure.load.dataset import Dataset, LinesDataset, RandomDataset, TurnsDataset
 from optimc.measure.prompts import ChatPrompt, IdPrompts, Prompt, PromptSource, TextPrompts
 from optimc.measure.sse import SseParser
 from optimc.measure.workload import Workload
+from optimc.wording import one_line
 
 ID_RANGES = (range(1000, 30000), range(300, 380))
 """Ids tried for prompts, the first range that the server takes: inside every large vocabulary and clear of the special
 tokens at either end; then inside a byte-level one."""
+
+T = TypeVar("T")
 
 PROBE_WORDS = (16, 256)
 NORMAL_FINISH = ("stop", "length")
@@ -63,7 +66,9 @@ class HttpDriver:
         return f"{self._model or 'model'} at {self._base_url}"
 
     async def prepare(self, config: Workload, run_id: str, dataset: Dataset | None = None) -> Dataset:
-        """Find the model and the form of prompt the server takes. Raises MeasureError."""
+        """Find the model and the form of prompt the server takes. Raises MeasureError, or ConfigError for an address or
+        a key that nothing can be sent with."""
+        _check_address(self._base_url, self._api_key)
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
             headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},
@@ -162,10 +167,16 @@ class HttpDriver:
         assert self._client is not None
         try:
             response = await self._client.get("/v1/models", timeout=30.0)
-            return str(response.raise_for_status().json()["data"][0]["id"])
+            if response.status_code != 200:
+                hint = "--api-key gives a key" if response.status_code in (401, 403) else "--model names one"
+                raise MeasureError(
+                    f"{self._base_url}/v1/models gives no model name (HTTP {response.status_code}: "
+                    f"{_error_text(response.content)}); {hint}"
+                )
+            return str(response.json()["data"][0]["id"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise MeasureError(
-                f"{self._base_url}/v1/models gives no model name ({type(error).__name__}: {error}); "
+                f"{self._base_url}/v1/models gives no model name ({type(error).__name__}: {one_line(error)}); "
                 "is the server up? --model names one"
             ) from error
 
@@ -193,6 +204,25 @@ class HttpDriver:
         return TextPrompts(config, run_id, lambda tokens: max(1, round((tokens - fixed) / per_word)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """What the server counted. Raises ValueError for what is no count."""
+
+    output_tokens: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+    @classmethod
+    def of(cls, usage: Any) -> _Usage:
+        fields = _of_type(dict, usage, "usage") or {}
+        details = _of_type(dict, fields.get("prompt_tokens_details"), "prompt_tokens_details") or {}
+        return cls(
+            _count(fields, "completion_tokens") or 0,
+            _count(fields, "prompt_tokens"),
+            _count(details, "cached_tokens"),
+        )
+
+
 class _StreamReader:
     """Turns the data of stream events into an exchange."""
 
@@ -200,7 +230,7 @@ class _StreamReader:
         self._exchange = exchange
         self._finish: str | None = None
         self._end_s: float | None = None
-        self._usage: dict[str, Any] | None = None
+        self._usage: _Usage | None = None
 
     def read(self, data: str, now: float) -> None:
         """Take one event."""
@@ -209,21 +239,33 @@ class _StreamReader:
             return
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             exchange.fail(f"an event is not JSON: {data[:80]!r}", now)
             return
         if not isinstance(event, dict) or event.get("error"):
             exchange.fail(f"error event: {_error_text(data.encode())}", now)
             return
-        self._usage = event.get("usage") or self._usage
-        for choice in event.get("choices") or ():
-            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+        try:
+            self._take(event, now)
+        except ValueError as error:
+            exchange.fail(f"an event is none of a completion ({error}): {data[:80]!r}", now)
+
+    def _take(self, event: dict[str, Any], now: float) -> None:
+        """Take an event's usage and texts. Raises ValueError for anything that the protocol does not have there."""
+        exchange = self._exchange
+        usage = event.get("usage")
+        if usage:
+            self._usage = _Usage.of(usage)
+        for choice in _of_type(list, event.get("choices"), "choices") or ():
+            fields = _of_type(dict, choice, "choice") or {}
+            delta = _of_type(dict, fields.get("delta"), "delta") or {}
+            text = _of_type(str, fields.get("text"), "text") or _of_type(str, delta.get("content"), "content")
             if text:
                 exchange.chunks.append(Chunk(now, None))
-                exchange.answer_texts.append(str(text))
+                exchange.answer_texts.append(text)
                 self._end_s = now
-            if choice.get("finish_reason") is not None:
-                self._finish = str(choice["finish_reason"])
+            if fields.get("finish_reason") is not None:
+                self._finish = str(fields["finish_reason"])
                 self._end_s = now
 
     def close(self, now: float) -> None:
@@ -236,15 +278,49 @@ class _StreamReader:
             exchange.output_tokens = len(exchange.chunks)
         else:
             exchange.source = "usage"
-            exchange.output_tokens = int(self._usage.get("completion_tokens") or 0)
-            exchange.prompt_tokens = self._usage.get("prompt_tokens")
-            exchange.cached_tokens = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            exchange.output_tokens = self._usage.output_tokens
+            exchange.prompt_tokens = self._usage.prompt_tokens
+            exchange.cached_tokens = self._usage.cached_tokens
         if self._finish is None:
             exchange.fail("the stream ended without a finish reason", now)
         elif self._finish not in NORMAL_FINISH:
             exchange.fail(f"finish reason {self._finish}", now)
         elif exchange.output_tokens and not exchange.chunks:
             exchange.fail(f"claims {exchange.output_tokens} tokens, delivered no content", now)
+
+
+def _of_type(kind: type[T], value: Any, name: str) -> T | None:
+    """Return the value; None where the server has none."""
+    if value is None:
+        return None
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _count(fields: dict[str, Any], name: str) -> int | None:
+    count = _of_type(int, fields.get(name), name)
+    if isinstance(count, bool) or (count is not None and count < 0):
+        raise ValueError(f"{name} is {count}")
+    return count
+
+
+def _check_address(url: str, api_key: str | None) -> None:
+    """Raise ConfigError, with all faults, for what the client would only choke on later."""
+    faults = []
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        faults.append(Fault("--url", f"{url!r} is no address: {one_line(error)}"))
+    else:
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            faults.append(Fault("--url", f"must be like http://127.0.0.1:8000, got {url!r}"))
+        elif parsed.port is not None and not 0 < parsed.port < 1 << 16:
+            faults.append(Fault("--url", f"{url!r}: there is no port {parsed.port}"))
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        faults.append(Fault("--api-key", "holds characters that no HTTP header can carry"))
+    if faults:
+        raise ConfigError("options", faults)
 
 
 def _error_text(body: bytes) -> str:

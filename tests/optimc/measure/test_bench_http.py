@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from optimc.errors import MeasureError
+from optimc.errors import ConfigError, MeasureError
 from optimc.measure.bench import bench_driver
 from optimc.measure.http_driver import HttpDriver
 from optimc.measure.workload import Workload
@@ -167,4 +167,48 @@ def test_no_server_is_one_clear_line(virtual_time):
 
     driver = HttpDriver(URL, virtual_time.clock, transport=httpx.MockTransport(refuse))
     with pytest.raises(MeasureError, match=r"http://stub/v1/models gives no model name .* is the server up\?"):
+        virtual_time.run(bench_driver(driver, Workload(), virtual_time.clock, "run"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"choices": ["x"]}, "choice is str, not dict"),
+        ({"choices": 7}, "choices is int, not list"),
+        ({"choices": [{"delta": "a"}]}, "delta is str, not dict"),
+        ({"choices": [{"text": {"a": 1}}]}, "text is dict, not str"),
+        ({"choices": [], "usage": "lots"}, "usage is str, not dict"),
+        ({"choices": [], "usage": {"completion_tokens": "x"}}, "completion_tokens is str, not int"),
+        ({"choices": [], "usage": {"completion_tokens": -3}}, "completion_tokens is -3"),
+        ({"choices": [], "usage": {"prompt_tokens": True}}, "prompt_tokens is True"),
+        ({"choices": [], "usage": {"prompt_tokens_details": [1]}}, "prompt_tokens_details is list, not dict"),
+    ],
+)
+def test_an_event_the_protocol_does_not_have_fails_its_request_only(bench, stub, fields, told):
+    good = [(0.1, stub.text("a", "length")), (0, stub.usage(16, 1) + stub.done)]
+    odd = [(0.1, stub.event(**fields)), *good]
+    server = stub.Server(lambda number, body: (200, odd if number == 1 else good))
+    result = bench(server, prompt_tokens=16, output_tokens=2, requests=4, warmup_requests=0)
+    assert result.num_failures == 1
+    (reason,) = result.failures
+    assert f"an event is none of a completion ({told})" in reason
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "http://[::1", "ftp://stub", "http://stub:99999", "http://"])
+def test_what_is_no_address_is_refused_by_its_option(bench, stub, url):
+    with pytest.raises(ConfigError, match="--url"):
+        bench(stub.Server(lambda number, body: (200, [])), url=url)
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_a_key_that_no_header_can_carry_is_refused(virtual_time, key):
+    driver = HttpDriver(URL, virtual_time.clock, api_key=key)
+    with pytest.raises(ConfigError, match="--api-key"):
+        virtual_time.run(bench_driver(driver, Workload(), virtual_time.clock, "run"))
+
+
+def test_a_server_that_wants_a_key_says_so_in_one_line(virtual_time):
+    transport = httpx.MockTransport(lambda request: httpx.Response(401, json={"error": {"message": "bad key"}}))
+    driver = HttpDriver(URL, virtual_time.clock, transport=transport)
+    with pytest.raises(MeasureError, match=r"\(HTTP 401: bad key\); --api-key gives a key$"):
         virtual_time.run(bench_driver(driver, Workload(), virtual_time.clock, "run"))
