@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 FORMAT = 1
 MAX_FAULTS = 20
 
+MOST_TOKENS = 10**7
+"""Largest token count: beyond, it is a mistake that would take all memory to make up."""
+
+MOST_ID = 2**31 - 1
+"""Largest token id."""
+
+MOST_S = 10**13
+"""Largest moment, seconds or milliseconds: of the clock since 1970, with room."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrafficLine:
@@ -93,12 +102,12 @@ def read_traffic(path: Path) -> Iterator[TrafficLine]:
     faults: list[Fault] = []
     found = False
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, 1):
-                if not text.strip():
+        with path.open("rb") as file:
+            for number, line_bytes in enumerate(file, 1):
+                if not line_bytes.strip():
                     continue
                 try:
-                    line = _line(number, json.loads(text))
+                    line = _line(number, _parsed(line_bytes))
                 except ValueError as error:
                     faults.append(Fault(f"{path}:{number}", str(error)))
                     if len(faults) == MAX_FAULTS:
@@ -106,8 +115,8 @@ def read_traffic(path: Path) -> Iterator[TrafficLine]:
                     continue
                 found = True
                 yield line
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("traffic", [Fault(str(path), str(error))]) from error
+    except OSError as error:
+        raise ConfigError("traffic", [Fault(str(path), error.strerror or str(error))]) from error
     if not found and not faults:
         faults.append(Fault(str(path), "holds no request"))
     if faults:
@@ -120,7 +129,22 @@ def traffic_digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError("traffic", [Fault(str(path), str(error))]) from error
+        raise ConfigError("traffic", [Fault(str(path), error.strerror or str(error))]) from error
+
+
+def _parsed(line: bytes) -> Any:
+    """Return a line's JSON. Raises ValueError for anything else."""
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+        if b"\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()
+        return row
+    except UnicodeEncodeError as error:
+        raise ValueError("holds half a surrogate pair, which no text can") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: byte {line[error.start]:#04x} at column {error.start + 1}") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
 
 
 def _line(number: int, row: Any) -> TrafficLine:
@@ -170,15 +194,15 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f'"{name}" must be a whole number, at least 0')
+def _count(name: str, value: Any, most: int = MOST_TOKENS) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f'"{name}" must be a whole number, at least 0 and at most {most:,}')
     return value
 
 
 def _seconds(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise ValueError(f'"{name}" must be a number, at least 0')
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_S:
+        raise ValueError(f'"{name}" must be a number, at least 0 and at most {MOST_S:,}')
     return float(value)
 
 
@@ -189,7 +213,14 @@ def _milliseconds(name: str, value: Any) -> float:
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ValueError(f'"{name}" must be a list of whole numbers')
-    return tuple([_count(name, item) for item in value])
+    return tuple([_count(name, item, MOST_ID) for item in value])
+
+
+def _hashes(name: str, value: Any) -> tuple[int, ...]:
+    """Hashes are only compared: any whole numbers do."""
+    if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+        raise ValueError(f'"{name}" must be a list of whole numbers')
+    return tuple(value)
 
 
 def _prompt(name: str, value: Any) -> str | tuple[int, ...]:
@@ -240,6 +271,6 @@ _READERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "ttft_s": ("ttft_s", _seconds),
     "max_tokens": ("max_tokens", _count),
     "kind": ("kind", _text),
-    "hash_ids": ("hash_ids", _ids),
+    "hash_ids": ("hash_ids", _hashes),
 }
 """Field of the file -> field of TrafficLine, and what reads it."""

@@ -107,3 +107,38 @@ def test_text_without_tokenizer_and_messages_without_template_are_refused(read):
         text.encode(None, None)
     with pytest.raises(ConfigError, match="no chat template"):
         chat.encode(object(), None)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"prompt": "caf\xe9"}', "is not UTF-8: byte 0xe9 at column 16"),
+        (b'{"prompt": "a\\ud800"}', "half a surrogate pair"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b'{"prompt": "a", "at_s": 1' + b"0" * 400 + b"}", '"at_s" must be a number'),
+        (b'{"prompt": "a", "at_s": NaN}', '"at_s" must be a number'),
+        (b'{"prompt": "a", "at_s": Infinity}', '"at_s" must be a number'),
+        (b'{"prompt_tokens": 1000000000000}', '"prompt_tokens" must be a whole number'),
+        (b'{"prompt": "a", "max_tokens": -1}', '"max_tokens" must be a whole number'),
+        (b'{"prompt": [1, 9999999999]}', '"prompt" must be a whole number'),
+    ],
+)
+def test_a_line_nothing_can_be_made_of_is_named_and_those_around_it_are_read(tmp_path, line, told):
+    path = tmp_path / "traffic.jsonl"
+    path.write_bytes(b'{"prompt": "good"}\n' + line + b'\n{"prompt": "good too"}\n')
+    found = []
+    with pytest.raises(ConfigError) as caught:
+        found.extend(read_traffic(path))
+    (fault,) = caught.value.faults
+    assert fault.where == f"{path}:2"
+    assert told in fault.message
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "good"}\r\n')
+    assert [line.prompt for line in read_traffic(path)] == ["good"]
+
+
+def test_hashes_may_be_of_any_size(read):
+    assert read({"input_length": 9, "hash_ids": [2**64, -5]})[0].hash_ids == (2**64, -5)
