@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optimc.cli import options
+from optimc.cli.output_file import check_output, write_output
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
 
@@ -225,22 +226,9 @@ def clients(text: str) -> tuple[int, ...]:
         raise ConfigError("options", [Fault("--concurrency", f"'{text}' is not a list like 1,8")]) from None
 
 
-def check_output(path: Path | None, option: str) -> None:
-    """Raise ConfigError, before any long work, if a result could not be written."""
-    from optimc.storage import why_not_writable
-
-    if path is None:
-        return
-    reason = f"{path} is a folder; name a file" if path.is_dir() else why_not_writable(path.parent)
-    if reason is not None:
-        raise ConfigError("options", [Fault(option, reason)])
-
-
 def _write_page(path: Path, result: Attribution) -> None:
     from optimc.measure.machine import read_machine
     from optimc.measure.report import Report, html_report
-    from optimc.storage import storing
 
     page = html_report(Report(title=result.recipe, machine=read_machine(), attribution=result))
-    with storing("the page", path):
-        path.write_text(page, "utf-8")
+    write_output("the page", path, page)

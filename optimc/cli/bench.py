@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from optimc_runtime.engine import Engine
 
 
+_ENGINE_OPTIONS = (
+    *("max_seqs", "max_step_tokens", "kv_memory", "threads", "prefix_cache", "chunked_prefill", "inflight_batching"),
+    *("trust", "cache_dir"),
+)
+_LENGTH_OPTIONS = ("prompt_tokens", "prompt_spread", "output_spread")
+
+
 def bench(
     plan_path: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="An engine.plan, run in process.")] = None,
     url: Annotated[
@@ -154,6 +161,7 @@ def bench(
     ] = None,
     trust: options.Trust = False,
     as_json: options.Json = False,
+    context: typer.Context = None,  # type: ignore[assignment]  # typer's own; None where this is called as a function
 ) -> None:
     """Measure TTFT, TPOT and throughput under load. Warm-up is excluded, prompts are new in every run.
 
@@ -192,13 +200,13 @@ def bench(
     from rich.console import Console
 
     from optimc.cli.engine_options import load_engine, speculation_options
+    from optimc.cli.ignored_options import ignored_options
     from optimc.cli.load_options import make_workload, parse_rates, read_dataset
+    from optimc.cli.output_file import output_fault, write_output
     from optimc.measure.bench import run_bench
     from optimc.measure.load.ladder import check_ladder, run_ladder
     from optimc.measure.load.repeats import repeat_bench
-    from optimc.measure.load.traffic import read_traffic
     from optimc.measure.speculation import bench_speculation
-    from optimc.storage import storing, why_not_writable
 
     if (plan_path is None) == (url is None):
         raise ConfigError("options", [Fault("bench", "give either a PLAN or --url")])
@@ -237,16 +245,27 @@ def bench(
     tried = parse_rates(rates)
     if ladder:
         check_ladder(workload, attain, tried)
-    unwritable = None if output is None else why_not_writable(output.parent)
     rules = [
         ("--repeats", repeats >= 1, f"must be at least 1, got {repeats}"),
         ("--rates", rates is None or ladder, "needs --ladder"),
         ("--speculation", url is None or speculation is None, "needs a PLAN, not --url"),
         ("--no-speculation", url is None or not no_speculation, "needs a PLAN, not --url"),
         ("--server-pid", url is not None or server_pid is None, "needs --url; with a PLAN this process is watched"),
-        ("--output", unwritable is None, f"cannot be written: {unwritable}"),
     ]
     faults = [Fault(name, message) for name, is_fine, message in rules if not is_fine]
+    faults += ignored_options(
+        context,
+        [
+            (url is None, ("model", "chat", "api_key"), "needs --url"),
+            (url is not None, _ENGINE_OPTIONS, "is the server's to set; with --url it changes nothing here"),
+            (not ladder, ("attain",), "needs --ladder"),
+            (turns == 1, ("turn_tokens",), "needs --turns"),
+            (dataset_file is not None, _LENGTH_OPTIONS, "is for random prompts; --dataset has its own"),
+        ],
+    )
+    unwritable = output_fault(output, "--output")
+    if unwritable is not None:
+        faults.append(unwritable)
     if faults:
         raise ConfigError("options", faults)
     result: BenchResult | LadderResult
@@ -284,11 +303,14 @@ def bench(
             stack.callback(engine.close)
             max_concurrency = min(16, max_seqs or engine.manifest.limits.max_seqs)
             encode = _encoder(plan_path, engine)
+            dataset = (
+                None
+                if dataset_file is None
+                else read_dataset(dataset_file, workload, encode, max_tokens=engine.max_seq_len)
+            )
             if speculated.mode != "off" and not workload.is_open:
-                prompts = None if dataset_file is None else [encode(line) for line in read_traffic(dataset_file)]
-                measure = partial(bench_speculation, engine, progress=progress, prompts=prompts)
+                measure = partial(bench_speculation, engine, progress=progress, dataset=dataset)
             else:
-                dataset = None if dataset_file is None else read_dataset(dataset_file, workload, encode)
                 measure = partial(run_bench, engine, progress=progress, dataset=dataset)
 
         def bench_once(load: Workload) -> BenchResult:
@@ -303,8 +325,7 @@ def bench(
             result = bench_once(workload)
     report = json.dumps(result.to_json(), indent=2)
     if output is not None:
-        with storing("the report", output):
-            output.write_text(report + "\n", encoding="utf-8")
+        write_output("the report", output, report + "\n")
     if as_json:
         typer.echo(report)
     else:

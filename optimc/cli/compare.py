@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optimc.cli import options
+from optimc.cli.output_file import output_fault, write_output
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
 
@@ -238,15 +239,12 @@ def read_attribution(path: Path) -> Attribution:
 
 def _check_output(html: Path | None, attribution: Path | None) -> None:
     """Raise ConfigError for a report that could not be written after an hour, or would not be."""
-    from optimc.storage import why_not_writable
-
     faults = []
     if html is None and attribution is not None:
         faults.append(Fault("--attribution", "is shown in the report only; give --html FILE"))
-    if html is not None:
-        reason = f"{html} is a folder; name a file" if html.is_dir() else why_not_writable(html.parent)
-        if reason is not None:
-            faults.append(Fault("--html", reason))
+    unwritable = output_fault(html, "--html")
+    if unwritable is not None:
+        faults.append(unwritable)
     if faults:
         raise ConfigError("options", faults)
 
@@ -276,7 +274,6 @@ def _write_html(path: Path, result: Comparison, attribution: Attribution | None,
     from optimc.measure.report import Report, html_report
     from optimc.measure.roofline.roofline import roofline
     from optimc.plan import Plan
-    from optimc.storage import storing
 
     rooflines = {}
     config = result.config
@@ -297,8 +294,7 @@ def _write_html(path: Path, result: Comparison, attribution: Attribution | None,
         rooflines=rooflines,
         method=(f"Made by: {command}",),
     )
-    with storing("the report", path):
-        path.write_text(html_report(report), "utf-8")
+    write_output("the report", path, html_report(report))
 
 
 def _numbers(text: str, kind: type, option: str, example: str) -> tuple[Any, ...]:

@@ -84,12 +84,15 @@ def make_workload(
         raise ConfigError("options", named) from None
 
 
-def read_dataset(path: Path, workload: Workload, encode: Callable[[TrafficLine], Prompt] | None) -> LinesDataset:
-    """Return the requests of a file. `encode` turns text into ids, for engines. Raises ConfigError with all faults."""
+def read_dataset(
+    path: Path, workload: Workload, encode: Callable[[TrafficLine], Prompt] | None, *, max_tokens: int | None = None
+) -> LinesDataset:
+    """Return the requests of a file. `encode` turns text into ids, for engines, which take `max_tokens` of prompt and
+    answer. Raises ConfigError with all faults."""
     from optimc.measure.load.dataset import lines_dataset, sized_by
     from optimc.measure.load.traffic import read_traffic
 
-    dataset = lines_dataset(list(read_traffic(path)), workload, encode)
+    dataset = lines_dataset(list(read_traffic(path)), workload, encode, max_tokens=max_tokens)
     sized_by(workload, dataset)  # refuses what the file is too short for
     return dataset
 

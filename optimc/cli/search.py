@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from optimc.cli import options
-from optimc.cli.attribute import check_output, climb, open_switched
+from optimc.cli.attribute import climb, open_switched
+from optimc.cli.output_file import check_output, write_output
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
 
@@ -282,7 +283,6 @@ def _write_recipe(path: Path, recipe: Path, build_options: BuildOptions, best: T
     from optimc.measure.search.space import SERVE, overrides_of
     from optimc.recipe.overrides import apply_overrides
     from optimc.recipe.yaml_lines import parse_yaml
-    from optimc.storage import storing
 
     data, _ = apply_overrides(
         parse_yaml(recipe.read_text("utf-8"), str(recipe)).data,
@@ -292,5 +292,4 @@ def _write_recipe(path: Path, recipe: Path, build_options: BuildOptions, best: T
     switches = {name: value for name, value in best.parameters.items() if name.startswith(SERVE)}
     if switches:
         lines.append("# Serve it with " + ", ".join(f"{name.removeprefix(SERVE)} {v}" for name, v in switches.items()))
-    with storing("the recipe", path):
-        path.write_text("\n".join([*lines, yaml.safe_dump(data, sort_keys=False)]), "utf-8")
+    write_output("the recipe", path, "\n".join([*lines, yaml.safe_dump(data, sort_keys=False)]))

@@ -73,12 +73,13 @@ def bench_speculation(
     progress: Progress = no_progress,
     *,
     prompts: Sequence[Sequence[int]] | None = None,
+    dataset: Dataset | None = None,
 ) -> BenchResult:
     """Measure an engine that speculates, block by block with and without. The result is that of the last block with, or
     of one in which too many requests failed, and holds the comparison. Raises MeasureError as `run_bench` does."""
     clock = time.perf_counter
     dataset = None
-    if prompts is not None:
+    if dataset is None and prompts is not None:
         dataset = LinesDataset([(list(ids), config.output_tokens, None) for ids in prompts], is_scheduled=False)
     with_, without = _Side(), _Side()
     total: SpeculationStats | None = None
@@ -106,7 +107,7 @@ def bench_speculation(
         speculative_tokens_per_s=with_.tokens_per_s * config.concurrency,
     )
     shown = next((result for result in (*with_.results, *without.results) if not result.ok), with_.results[-1])
-    warnings = shown.warnings if prompts is not None else (*shown.warnings, RANDOM_PROMPTS)
+    warnings = shown.warnings if dataset is not None else (*shown.warnings, RANDOM_PROMPTS)
     return replace(shown, speculation=comparison, warnings=warnings)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from optimc.errors import ConfigError, Fault
+from optimc.errors import ConfigError, Fault, OptimcError
 from optimc.measure.load.traffic import TrafficLine
 from optimc.measure.prompts import ChatPrompt, LengthOnly, Prompt, PromptSource, output_length
 from optimc.measure.workload import Workload
@@ -172,11 +172,16 @@ class LinesDataset:
 
 
 def lines_dataset(
-    lines: Iterable[TrafficLine], workload: Workload, encode: Callable[[TrafficLine], Prompt] | None = None
+    lines: Iterable[TrafficLine],
+    workload: Workload,
+    encode: Callable[[TrafficLine], Prompt] | None = None,
+    *,
+    max_tokens: int | None = None,
 ) -> LinesDataset:
     """Return what a file asks for. A line's own number of output tokens goes before the workload's.
 
-    `encode` turns text into ids, for engines; None leaves it as it is, for servers. Raises ConfigError with all faults.
+    `encode` turns text into ids, for engines; None leaves it as it is, for servers. `max_tokens`: most that prompt and
+    answer may have together. Raises ConfigError with the faults of all lines, at most 20.
     """
     calls: list[tuple[Prompt | LengthOnly, int, float | None]] = []
     faults: list[Fault] = []
@@ -190,7 +195,17 @@ def lines_dataset(
         if not line.has_text:
             prompt = LengthOnly(line.prompt_tokens or 1, line.hash_ids)
         else:
-            prompt = line.as_prompt() if encode is None else encode(line)
+            try:
+                prompt = line.as_prompt() if encode is None else encode(line)
+            except ConfigError:
+                raise  # it is about the plan, not this line
+            except OptimcError as error:
+                faults.append(Fault(f"line {line.number}", str(error)))
+                continue
+        if max_tokens is not None and _tokens(prompt) + output > max_tokens:
+            longest = f"{_tokens(prompt)} prompt + {output} output tokens, the plan takes {max_tokens}"
+            faults.append(Fault(f"line {line.number}", longest))
+            continue
         calls.append((prompt, output, line.at_s))
     if faults:
         raise ConfigError("dataset", faults[:20])

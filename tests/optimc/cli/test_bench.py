@@ -1,8 +1,9 @@
 """`optimc bench`: what its help promises."""
 
-
 import pytest
+from typer.testing import CliRunner
 
+from optimc.cli.app import app
 from optimc.cli.bench import bench
 from optimc.errors import ConfigError
 from optimc.measure.bench_result import DEFINITIONS
@@ -24,3 +25,33 @@ def test_the_help_means_by_each_figure_what_the_report_means():
 def test_what_needs_a_plan_is_refused_with_a_url(options, message):
     with pytest.raises(ConfigError, match=message):
         bench(url="http://127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["a.plan", "--model", "m", "--chat"], {"--model", "--chat"}),
+        (["--url", "http://h", "--max-seqs", "2", "--threads", "1"], {"--max-seqs", "--threads"}),
+        (["--url", "http://h", "--no-prefix-cache", "--trust"], {"--prefix-cache", "--trust"}),
+        (["a.plan", "--attain", "0.5"], {"--attain"}),
+        (["a.plan", "--turn-tokens", "9"], {"--turn-tokens"}),
+        (["a.plan", "--dataset", __file__, "--prompt-tokens", "9", "--output-spread", "0.1"],
+         {"--prompt-tokens", "--output-spread"}),
+    ],
+)  # fmt: skip
+def test_an_option_that_would_change_nothing_is_refused(words, refused):
+    error = CliRunner().invoke(app, ["bench", *words]).exception
+    assert isinstance(error, ConfigError)
+    assert {fault.where for fault in error.faults} == refused
+
+
+def test_a_key_in_the_environment_is_nobodys_option(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    error = CliRunner().invoke(app, ["bench", "absent.plan", "--no-bound"]).exception
+    assert "absent.plan" in str(error)
+    assert "--api-key" not in str(error)
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_run(tmp_path):
+    with pytest.raises(ConfigError, match="--output: .* is a folder"):
+        bench(url="http://127.0.0.1:1", output=tmp_path)

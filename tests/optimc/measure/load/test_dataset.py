@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from optimc.errors import ConfigError, MeasureError, OverloadedError
+from optimc.errors import ConfigError, MeasureError, OverloadedError, RequestError
 from optimc.measure.bench import bench_driver
 from optimc.measure.http_driver import HttpDriver
 from optimc.measure.load.dataset import LinesDataset, RandomDataset, TurnsDataset, lines_dataset, sized_by
@@ -223,3 +223,24 @@ def test_a_traces_lengths_are_filled_over_http_too(http_bench, answering):
     first, second = (body["prompt"] for body in server.bodies)
     assert (len(first), len(second)) == (600, 700)
     assert first[:HASH_TOKENS] == second[:HASH_TOKENS]
+
+
+def test_lines_an_engine_cannot_take_are_all_named():
+    def encode(line):
+        if line.messages:
+            raise RequestError("chat template: no content")
+        return list(line.prompt)
+
+    lines = [
+        TrafficLine(1, prompt=(1,) * 8),
+        TrafficLine(2, prompt=(1,) * 9),
+        TrafficLine(4, messages=HELLO),
+        TrafficLine(5, prompt_tokens=3, output_tokens=8),
+    ]
+    with pytest.raises(ConfigError) as caught:
+        lines_dataset(lines, Workload(dataset="file", output_tokens=2), encode, max_tokens=10)
+    assert [(fault.where, fault.message) for fault in caught.value.faults] == [
+        ("line 2", "9 prompt + 2 output tokens, the plan takes 10"),
+        ("line 4", "chat template: no content"),
+        ("line 5", "3 prompt + 8 output tokens, the plan takes 10"),
+    ]
