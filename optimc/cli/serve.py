@@ -153,8 +153,8 @@ def serve(
 
     Tokens are guessed ahead (--speculation auto) where that pays, which is measured all the time.
     """
+    from optimc.cli.allocator import limit_arenas, trimming
     from optimc.cli.log_format import use_log_format
-    from optimc.cli.malloc_arenas import limit_arenas
     from optimc.cli.start_up import start_up
 
     limit_arenas()
@@ -242,17 +242,18 @@ def serve(
             blocks = prefix.pin(engine, template)
             typer.echo(f"pinned {prefix.path}: {blocks} KV blocks")
         guessing = describe_speculation(engine)
-        serve_engine(
-            engine,
-            model_name=name,
-            chat_template=template,
-            options=replace(server_options, traffic_log=traffic),
-            keys=keys,
-            host=host,
-            port=port,
-            drain_timeout_s=drain_timeout,
-            on_ready=lambda url: print(f"{name} (speculation: {guessing}) ready on {url}", flush=True),
-        )
+        with trimming():
+            serve_engine(
+                engine,
+                model_name=name,
+                chat_template=template,
+                options=replace(server_options, traffic_log=traffic),
+                keys=keys,
+                host=host,
+                port=port,
+                drain_timeout_s=drain_timeout,
+                on_ready=lambda url: print(f"{name} (speculation: {guessing}) ready on {url}", flush=True),
+            )
     finally:
         engine.close()
         if traffic is not None:
