@@ -1,8 +1,8 @@
 """Where a request leaves the text that its family shares, and where it comes back to it.
 
-Both texts are walked along side by side, folded. At a difference, what is known to be the same in another order (tools, keys
-of JSON) is stepped over; otherwise the walk goes on at the next two blocks that both have. It ends where there are none,
-and at a request's own last message: what differs from there on is nobody's fault.
+Both texts are walked along side by side, folded. At a difference, what is known to be the same in another order
+(tools, keys of JSON) is stepped over; otherwise the walk goes on at the next two blocks that both have. It ends where
+there are none, and at a request's own last message: what differs from there on is nobody's fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _JSON_CHARS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A difference: characters `ref_start` to `ref_end` of the family's text, `own_start` to `own_end` of the request's.
+    """A difference: characters `ref_start` to `ref_end` of the family's text, `own_start` to `own_end` of the
+    request's.
 
     With `reordered` both sides say the same, and would be alike if they were written alike; else the text has to go
     elsewhere.
@@ -43,7 +44,8 @@ class Gap:
     own_end: int
     reordered: tuple[Reordered, ...] = ()
     crosses_turns: bool = False
-    """It begins in one turn of a conversation and ends in another: so do two conversations that happen to meet again."""
+    """It begins in one turn of a conversation and ends in another: so do two conversations that happen to meet
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,7 @@ class Reference:
         return None
 
 
-def tool_differences(
-    tools: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
-) -> tuple[Reordered, ...]:
+def tool_differences(tools: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> tuple[Reordered, ...]:
     """Return in what the same tools are written differently; nothing if they are not the same tools."""
     canonical = [[json.dumps(tool, sort_keys=True) for tool in each] for each in (tools, others)]
     if sorted(canonical[0]) != sorted(canonical[1]):

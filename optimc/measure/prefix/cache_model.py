@@ -1,7 +1,7 @@
 """What a prefix cache would have answered for a sequence of prompts, each done before the next one comes.
 
-The rules are the runtime's (block_pool.py, prefix_cache.py): full blocks only, never the whole prompt, least recently used
-blocks go first, and of one prompt the last block before the first. Outputs take no room here.
+The rules are the runtime's (block_pool.py, prefix_cache.py): full blocks only, never the whole prompt, least recently
+used blocks go first, and of one prompt the last block before the first. Outputs take no room here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The same requests as they would be after the edits: what a family shares comes first, what killed the prefix after it."""
+"""The same requests after the edits: what a family shares comes first, what killed the prefix after it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ class Edited:
     """One request after the edits. `gains` says how many units each place kept out of reach."""
 
     units: Units
-    gains: tuple[tuple[Place, Gap, int], ...]
+    gains: tuple[tuple[Place, Gap, float], ...]
 
 
 def edit_family(
@@ -54,12 +54,16 @@ def edit_family(
     return edited
 
 
-def _gains(reference, removed, fixed, ref_reach):  # type: ignore[no-untyped-def]
+def _gains(
+    reference: Rendered, removed: Sequence[tuple[int, int]], fixed: Sequence[tuple[Place, Gap]], ref_reach: int
+) -> Iterator[tuple[Place, Gap, float]]:
+    """Yield what each place kept out of reach: text behind several of them is divided among these, as none alone would
+    bring it back."""
+    starts = [gap.ref_start if place.reordered else gap.ref_end for place, gap in fixed]
+    before = [_length(_kept(removed, reference.unit_at(char))) for char in [*starts, ref_reach]]
+    shares = [max(0, before[at + 1] - before[at]) / (at + 1) for at in range(len(fixed))]
     for at, (place, gap) in enumerate(fixed):
-        start = gap.ref_start if place.reordered else gap.ref_end
-        end = fixed[at + 1][1].ref_start if at + 1 < len(fixed) else ref_reach
-        length = _length(_kept(removed, reference.unit_at(end))) - _length(_kept(removed, reference.unit_at(start)))
-        yield place, gap, max(0, length)
+        yield place, gap, sum(shares[at:])
 
 
 def _kept(removed: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
@@ -79,7 +83,7 @@ def _length(stretches: Sequence[tuple[int, int]]) -> int:
     return sum(end - start for start, end in stretches)
 
 
-def _merged(stretches) -> list[tuple[int, int]]:  # type: ignore[no-untyped-def]
+def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for start, end in sorted(stretches):
         if merged and start <= merged[-1][1]:

@@ -1,8 +1,8 @@
 """Requests that are alike where the cache could not see it.
 
-A request is a near miss if text that an earlier one held too lies beyond all that it shares with any earlier prefix. Text is
-recognised by its shingles: runs of eight tokens' letters, one in eight of which is kept. What fewer than three requests hold
-is somebody's own text and does not count, so a long question hides nothing.
+A request is a near miss if text that an earlier one held too lies beyond all that it shares with any earlier prefix.
+Text is recognised by its shingles: runs of eight tokens' letters, one in eight of which is kept. What fewer than
+three requests hold is somebody's own text and does not count, so a long question hides nothing.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ from optimc.measure.prefix.patterns import changing_at
 from optimc.measure.prefix.rendered import Rendered
 from optimc.measure.prefix.span import TEMPLATE
 
-Kind = Literal[
-    "whitespace", "tool_order", "key_order", "timestamp", "id", "user_before_shared", "template_drift"
-]
+Kind = Literal["whitespace", "tool_order", "key_order", "timestamp", "id", "user_before_shared", "template_drift"]
 
 EDITS: Mapping[Kind, str] = {
     "whitespace": "write {path} the same each time: one form of whitespace, quotes and accents (NFC)",
@@ -35,7 +33,7 @@ _LEAD_CHARS = 12
 _CLASSIFIED = 64
 """Differences of one place that are looked at: their kind is a matter of majority."""
 _PLACE_SLACK = 40
-_AGAIN_CHARS = 12
+_AGAIN_CHARS = 8
 """Characters in common within a difference that end one part of it and begin the next."""
 _SHORT_CHARS = 600
 
@@ -57,6 +55,7 @@ class Killer:
     edit: str
 
     def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; tokens are whole numbers."""
         seconds = None if self.seconds_lost is None else round(self.seconds_lost, 3)
         return {
             "kind": self.kind,
@@ -96,7 +95,7 @@ def find_places(
         looked_at = place.gaps[::step]
         found: Counter[tuple[Kind, str]] = Counter()
         for index, gap in looked_at:
-            found.update(dict.fromkeys(classify(reference, requests[index], gap, now_s=now_s)))
+            found.update(set(classify(reference, requests[index], gap, now_s=now_s)))
         by_kind: Counter[Kind] = Counter()
         for (kind, _), count in found.items():
             by_kind[kind] += count
@@ -108,9 +107,7 @@ def find_places(
     return places
 
 
-def _places(
-    requests: Sequence[Rendered], reference: Rendered, alignments: Mapping[int, Alignment]
-) -> list[Place]:
+def _places(requests: Sequence[Rendered], reference: Rendered, alignments: Mapping[int, Alignment]) -> list[Place]:
     gaps = [
         (_path_of(reference, requests[index], gap), gap, index)
         for index, alignment in alignments.items()
@@ -119,8 +116,9 @@ def _places(
     places: list[Place] = []
     last: dict[tuple[str, bool], Place] = {}
     for path, gap, index in sorted(gaps, key=lambda item: (item[1].ref_start, item[1].ref_end, item[2])):
-        # What is written in another order begins to differ anywhere: one place per kind and kind of field.
-        key = ("/".join(gap.reordered) + path.split("[")[0] if gap.reordered else path, bool(gap.reordered))
+        # What is written in another order begins to differ anywhere: all tools are one place, as is each other field.
+        in_tools = bool(gap.reordered) and path.startswith("tools")
+        key = ("tools" if in_tools else "/".join(gap.reordered) + path, bool(gap.reordered))
         place = last.get(key)
         if place is None or not (gap.reordered or gap.ref_start <= place.end + _PLACE_SLACK):
             place = last[key] = Place(path, bool(gap.reordered), gap.ref_start, gap.ref_end)
@@ -134,13 +132,17 @@ def classify(reference: Rendered, own: Rendered, gap: Gap, *, now_s: float) -> l
     """Return what the two sides of a difference are, in order: a time beside an id are two things."""
     if gap.reordered:
         path = _path_of(reference, own, gap)
-        return [(kind, "tools" if kind == "tool_order" else path) for kind in gap.reordered]
+        return [(kind, path) for kind in gap.reordered]
     kinds: list[tuple[Kind, str]] = []
     a, b = reference.text, own.text
     at, place = gap.ref_start, gap.own_start
     while at < gap.ref_end or place < gap.own_end:
         if at < gap.ref_end and place < gap.own_end and a[at] == b[place]:
             at, place = at + 1, place + 1
+            continue
+        ends = [_behind_space(a, at, gap.ref_end), _behind_space(b, place, gap.own_end)]
+        if ends != [at, place]:
+            at, place = ends
             continue
         sides = [(reference, at)] * (at < gap.ref_end) + [(own, place)] * (place < gap.own_end)
         spans = [rendered.span_at(char) for rendered, char in sides]
@@ -160,11 +162,18 @@ def classify(reference: Rendered, own: Rendered, gap: Gap, *, now_s: float) -> l
         else:
             kinds.append(("user_before_shared", path))
             mine, yours = a[at : min(gap.ref_end, at + _SHORT_CHARS)], b[place : min(gap.own_end, place + _SHORT_CHARS)]
-            again = SequenceMatcher(None, mine, yours, autojunk=False).find_longest_match()
-            if again.size < _AGAIN_CHARS:
+            blocks = SequenceMatcher(None, mine, yours, autojunk=False).get_matching_blocks()
+            again = next((block for block in blocks if block.size >= _AGAIN_CHARS), None)
+            if again is None:
                 break
             at, place = at + again.a, place + again.b
     return kinds
+
+
+def _behind_space(text: str, char: int, end: int) -> int:
+    while char < end and text[char].isspace():
+        char += 1
+    return char
 
 
 def examples(reference: Rendered, own: Rendered, gap: Gap) -> tuple[str, str]:
@@ -181,6 +190,8 @@ def _excerpt(rendered: Rendered, char: int) -> str:
 
 def _path_of(reference: Rendered, own: Rendered, gap: Gap) -> str:
     """Return the field a difference lies in: the template only if both sides are the template's."""
+    if "tool_order" in gap.reordered:
+        return "tools"
     sides = [(reference, gap.ref_start)] * (gap.ref_start < gap.ref_end) + [(own, gap.own_start)]
     paths = [rendered.span_at(char).path for rendered, char in sides]
     return next((path for path in paths if path != TEMPLATE), TEMPLATE)

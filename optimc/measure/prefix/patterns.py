@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
 _TEN_YEARS_S = 10 * 365.25 * 86_400
@@ -42,13 +43,15 @@ def changing_at(text: str, char: int, kind: Changing, *, now_s: float) -> tuple[
     epoch = _covering(_EPOCH, window, char - start, lambda match: _is_near(match[1], now_s))
     if kind == "timestamp" and epoch is not None:
         return start + epoch[0], start + epoch[1]
-    found = _covering(_PATTERNS[kind], window, char - start, lambda match: True)
+    found = _covering(_PATTERNS[kind], window, char - start, lambda _: True)
     if found is None or (kind == "id" and epoch is not None):
         return None
     return start + found[0], start + found[1]
 
 
-def _covering(pattern: re.Pattern[str], window: str, char: int, accepts) -> tuple[int, int] | None:  # type: ignore[no-untyped-def]
+def _covering(
+    pattern: re.Pattern[str], window: str, char: int, accepts: Callable[[re.Match[str]], bool]
+) -> tuple[int, int] | None:
     for match in pattern.finditer(window):
         if match.start() <= char <= match.end() and accepts(match):
             return match.span()

@@ -36,7 +36,7 @@ class PlanRendering:
     def __init__(self, plan: Plan) -> None:
         tokenizer = Tokenizer.from_plan(plan)
         if tokenizer is None:
-            raise ConfigError("options", [Fault("--plan", "has no tokenizer; leave the option out to count characters")])
+            raise ConfigError("options", [Fault("--plan", "has no tokenizer; without it, characters are counted")])
         self._tokenizer = tokenizer
         self._backend = load_backend(plan.blob(TOKENIZER))
         self._template = ChatTemplate.from_plan(plan)
@@ -55,8 +55,8 @@ class PlanRendering:
         if self._template is None:
             raise ConfigError("options", [Fault("--plan", "has no chat template, and the traffic holds conversations")])
         messages = [_for_template(message) for message in line.messages]
-        shown = {"tools": list(line.tools)} if line.tools else {}
-        return self._encoded(line, self._template.render(messages, **shown), add_special_tokens=False)
+        text = self._template.render(messages, tools=line.tools or None)
+        return self._encoded(line, text, add_special_tokens=False)
 
     def _encoded(self, line: TrafficLine, text: str, *, add_special_tokens: bool) -> Rendered:
         encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
@@ -70,7 +70,7 @@ class PlanRendering:
         tokens = line.prompt_tokens if line.prompt_tokens is not None else len(ids)
         cut = text if len(ids) <= MAX_UNITS else text[: starts[MAX_UNITS]]
         units = np.array(ids[:MAX_UNITS], np.int32)
-        # Marks without text of their own, such as a BOS that is added, have no offset: none may lie before its neighbour.
+        # Marks without text of their own, such as a BOS that is added, have no offset: none may lie before another.
         at = np.maximum.accumulate(np.array(starts[:MAX_UNITS], np.int32)) if starts else np.zeros(0, np.int32)
         return Rendered(line, cut, covering(located(line, cut), len(cut)), units, at, 1, tokens)
 
@@ -152,5 +152,3 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:
             function["arguments"] = {}
     return {**call, "function": function}
-
-

@@ -1,7 +1,7 @@
 """The report: what was cached of the traffic's prompts, what could have been, and what stood in between.
 
-A request counts as cached what its log says, or else what a cache would have answered had each request been done before the
-next one came. What could be is that same cache over the prompts after the edits.
+A request counts as cached what its log says, or else what a cache would have answered had each request been done
+before the next one came. What could be is that same cache over the prompts after the edits.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class PrefixReport:
         return replace(self, killers=tuple(replace(each, example_a="", example_b="") for each in self.killers))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON, all killers with it; shares lie in 0..1."""
         pool = self.could_be_pool_tokens
         return {
             "format": FORMAT,
@@ -132,8 +133,8 @@ def prefix_report(
     prefill_tokens_per_s: float | None = None,
     now_s: float | None = None,
 ) -> PrefixReport:
-    """Return what became of the prefixes of these requests, in order of arrival. Raises ConfigError if none of them says
-    what was asked.
+    """Return what became of the prefixes of these requests, in order of arrival. Raises ConfigError if none of them
+    says what was asked.
 
     `kv_tokens` is what the KV pool holds; `now_s`, seconds since the epoch, tells times from other numbers.
     """
@@ -295,7 +296,10 @@ def _rendered(
         else:
             requests.append(rendered)
     if not requests:
-        raise ConfigError("traffic", [Fault("", "no line says what was asked, or the plan's template refuses all of them")])
+        why = "no line says what was asked, only lengths"
+        if refused:
+            why = "the plan's chat template refuses all requests"
+        raise ConfigError("traffic", [Fault("", why)])
     # A log is written as requests end; those without a time stay where they stand.
     requests.sort(key=lambda request: request.line.at_s or 0.0)
     notes = []

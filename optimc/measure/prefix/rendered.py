@@ -1,7 +1,7 @@
 """A request as the text a prefix cache sees, with the field that each character comes from.
 
-Without a plan the text is a stand-in: tools as JSON, then each message as `<|role|>`, a line break, and its content. Four
-characters are then a token, and whatever is counted in tokens is an estimate.
+Without a plan the text is a stand-in: tools as JSON, then each message as `<|role|>`, a line break, and its content.
+Four characters are then a token, and whatever is counted in tokens is an estimate.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def from_pieces(line: TrafficLine, pieces: Sequence[tuple[str, str]]) -> Rendere
     text = whole[:MAX_UNITS]
     kept = [Span(span.start, min(span.end, len(text)), span.path) for span in spans if span.start < len(text)]
     tokens = line.prompt_tokens if line.prompt_tokens is not None else max(1, len(whole) // CHARS_PER_TOKEN)
-    return Rendered(line, text, covering(_split(kept, line, text), len(text)), codes_of(text), None, CHARS_PER_TOKEN, tokens)
+    return Rendered(
+        line, text, covering(_split(kept, line, text), len(text)), codes_of(text), None, CHARS_PER_TOKEN, tokens
+    )
 
 
 def codes_of(text: str) -> Units:

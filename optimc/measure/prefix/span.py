@@ -43,8 +43,8 @@ def covering(spans: Iterable[Span], length: int) -> tuple[Span, ...]:
 
 
 def json_spans(value: Any, text: str, start: int, end: int, path: str) -> list[Span]:
-    """Return the spans of JSON that `text` holds from `start` to `end`, written in any style: a scalar has its own path,
-    a key that of its object, what stands between them `path`."""
+    """Return the spans of JSON that `text` holds from `start` to `end`, written in any style: a scalar has its own
+    path, a key that of its object, what stands between them `path`."""
     spans: list[Span] = []
     at = start
     for words, inner in _words(value, path):

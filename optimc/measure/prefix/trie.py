@@ -1,8 +1,9 @@
-"""Sequences in sorted order, which is a trie read from left to right: neighbours have the longest prefixes in common."""
+"""Sequences in sorted order, a trie read from left to right: neighbours have the longest prefixes in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,9 +60,10 @@ def longest_earlier_prefixes(sequences: Sequence[Units]) -> tuple[list[int], lis
     order = sorted_order(sequences)
     count = len(order)
     place = {index: at for at, index in enumerate(order)}
-    with_left = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in zip(order, order[1:], strict=False))]
+    with_left = [0, *(common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order))]
     left, right = list(range(-1, count - 1)), list(range(1, count + 1))
-    lengths, partners = [0] * count, [None] * count
+    lengths = [0] * count
+    partners: list[int | None] = [None] * count
     for index in range(count - 1, -1, -1):
         at = place[index]
         before, after = left[at], right[at]
@@ -69,7 +71,7 @@ def longest_earlier_prefixes(sequences: Sequence[Units]) -> tuple[list[int], lis
         of_after = with_left[after] if after < count else 0
         lengths[index] = max(of_before, of_after)
         if lengths[index]:
-            partners[index] = order[before] if of_before >= of_after else order[after]  # type: ignore[call-overload]
+            partners[index] = order[before] if of_before >= of_after else order[after]
         if after < count:
             with_left[after] = min(of_before, of_after)
             left[after] = before

@@ -1,5 +1,5 @@
-"""Traffic by a seed: applications with a system prompt, examples and their users' own questions, growing conversations, and
-each thing planted that keeps requests from sharing their prefix."""
+"""Traffic by a seed: applications with a system prompt, examples and their users' own questions, growing
+conversations, and each thing planted that keeps requests from sharing their prefix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimc.measure.load.traffic import TrafficLine
 
 NOW_S = 1_795_000_000.0
 """Seconds since the epoch: November 2026."""
-WORDS = (
+WORDS = (  # noqa: SIM905 - a list would take a page
     "the of a to and in is for that with on as are this by be from or it an which at will can has not all their "
     "river market engine copper garden letter window signal harbour winter metal planet doctor morning paper bridge "
     "answer record number column reader server policy refund invoice parcel warranty branch commit review merge table "
