@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_LIMIT = re.compile(r"(?:ttft|tpot|e2e)=\d+(?:\.\d*)?(?:,(?:ttft|tpot|e2e)=\d+(?:\.\d*)?)*")
+_LIMIT = re.compile(r"(?:ttft|tpot|e2e)=.*", re.DOTALL)
+"""Whatever stands behind the sign: a limit that is none is refused as a limit, not as a word too many."""
 
 
 def spread_slo(argv: Sequence[str]) -> list[str]:

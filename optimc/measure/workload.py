@@ -17,6 +17,19 @@ DatasetKind = Literal["random", "file", "turns", "trace"]
 """Where prompts come from."""
 
 
+MOST_REQUESTS = 10**6
+MOST_TOKENS = 10**7
+MOST_AT_ONCE = 10**5
+"""Clients, and turns of a conversation. Beyond these limits a number is a slip of the hand, which would show as a load
+generator out of memory, or as one that never sends."""
+
+_RATE_RULE = "at least 0.000001 and at most 10,000"
+
+
+def _is_rate(rate: float) -> bool:
+    return 1e-6 <= rate <= 1e4
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A closed loop: `concurrency` clients, each sending its next request when the last one has ended; or, with any
@@ -72,11 +85,19 @@ class Workload:
 
     def __post_init__(self) -> None:
         rules = [
-            ("prompt_tokens", self.prompt_tokens >= 1, "at least 1"),
-            ("output_tokens", self.output_tokens >= 1, "at least 1"),
-            ("concurrency", self.concurrency >= 1, "at least 1"),
-            ("requests", self.requests is None or self.requests >= self._min_requests, self._requests_rule),
-            ("warmup_requests", self.warmup_requests is None or self.warmup_requests >= 0, "at least 0"),
+            ("prompt_tokens", 1 <= self.prompt_tokens <= MOST_TOKENS, f"at least 1 and at most {MOST_TOKENS:,}"),
+            ("output_tokens", 1 <= self.output_tokens <= MOST_TOKENS, f"at least 1 and at most {MOST_TOKENS:,}"),
+            ("concurrency", 1 <= self.concurrency <= MOST_AT_ONCE, f"at least 1 and at most {MOST_AT_ONCE:,}"),
+            (
+                "requests",
+                self.requests is None or self._min_requests <= self.requests <= MOST_REQUESTS,
+                self._requests_rule,
+            ),
+            (
+                "warmup_requests",
+                self.warmup_requests is None or 0 <= self.warmup_requests <= MOST_REQUESTS,
+                f"at least 0 and at most {MOST_REQUESTS:,}",
+            ),
             ("seed", self.seed >= 0, "at least 0"),
             ("temperature", 0 <= self.temperature <= 100, "between 0 and 100"),
             (
@@ -84,16 +105,16 @@ class Workload:
                 0 <= self.shared_prefix_tokens < max(1, self.prompt_tokens),
                 "at least 0 and less than prompt_tokens",
             ),
-            ("timeout_s", self.timeout_s > 0, "above 0"),
+            ("timeout_s", 0 < self.timeout_s < math.inf, "above 0"),
             ("max_failure_rate", 0 <= self.max_failure_rate <= 1, "between 0 and 1"),
             ("arrival", self.arrival in get_args(Arrival), f"one of {', '.join(get_args(Arrival))}"),
-            ("rate_per_s", self.rate_per_s is None or 0 < self.rate_per_s < math.inf, "above 0"),
-            ("rate_scale", 0 < self.rate_scale < math.inf, "above 0"),
+            ("rate_per_s", self.rate_per_s is None or _is_rate(self.rate_per_s), _RATE_RULE),
+            ("rate_scale", _is_rate(self.rate_scale), _RATE_RULE),
             ("dataset", self.dataset in get_args(DatasetKind), f"one of {', '.join(get_args(DatasetKind))}"),
             ("prompt_spread", 0 <= self.prompt_spread <= 1, "between 0 and 1"),
             ("output_spread", 0 <= self.output_spread <= 1, "between 0 and 1"),
-            ("turns", self.turns >= 1, "at least 1"),
-            ("turn_tokens", self.turn_tokens >= 1, "at least 1"),
+            ("turns", 1 <= self.turns <= MOST_AT_ONCE, f"at least 1 and at most {MOST_AT_ONCE:,}"),
+            ("turn_tokens", 1 <= self.turn_tokens <= MOST_TOKENS, f"at least 1 and at most {MOST_TOKENS:,}"),
             ("duration_s", self.duration_s is None or 0 < self.duration_s < math.inf, "above 0"),
         ]
         faults = [Fault(name, f"must be {rule}, got {getattr(self, name)}") for name, ok, rule in rules if not ok]
@@ -120,7 +141,11 @@ class Workload:
             ("arrival", self.arrival != "trace" or self.dataset == "trace", "trace needs a dataset with arrival times"),
             ("turns", self.dataset == "turns" or self.turns == 1, 'above 1 need the dataset "turns"'),
         ]
-        return [Fault(name, message) for name, ok, message in rules if not ok]
+        faults = [Fault(name, message) for name, ok, message in rules if not ok]
+        rate, duration_s = self.rate_per_s, self.duration_s
+        if rate is not None and duration_s is not None and not rate * duration_s <= MOST_REQUESTS:
+            faults.append(Fault("duration_s", f"makes {rate * duration_s:,.0f} requests, more than {MOST_REQUESTS:,}"))
+        return faults
 
     @property
     def _min_requests(self) -> int:
@@ -128,7 +153,8 @@ class Workload:
 
     @property
     def _requests_rule(self) -> str:
-        return "at least 1" if self.is_open else "at least 1 and at least the concurrency"
+        least = "at least 1" if self.is_open else "at least 1 and at least the concurrency"
+        return f"{least}, and at most {MOST_REQUESTS:,}"
 
     @property
     def is_open(self) -> bool:
@@ -143,7 +169,10 @@ class Workload:
         if not self.is_open:
             return max(8, 4 * self.concurrency)
         rate = self.rate_per_s or 0.0
-        return math.ceil(rate * self.duration_s) if self.duration_s is not None else max(60, math.ceil(20 * rate))
+        # At least one: a short window at a low rate is still a window.
+        return (
+            max(1, math.ceil(rate * self.duration_s)) if self.duration_s is not None else max(60, math.ceil(20 * rate))
+        )
 
     @property
     def num_warmup_requests(self) -> int:

@@ -35,7 +35,13 @@ def check_ladder(workload: Workload, attain: float, rates: Sequence[float] | Non
         faults.append(Fault("--attain", f"must be a share above 0 and at most 1, got {attain:g}"))
     if rates is not None and not rates:
         faults.append(Fault("--rates", "names no rate"))
-    faults += [Fault("--rates", f"{rate:g} is not above 0") for rate in rates or () if not 0 < rate < math.inf]
+    for rate in rates or ():
+        if not 0 < rate < math.inf:
+            faults.append(Fault("--rates", f"{rate:g} is not above 0"))
+            continue
+        refusal = _refusal(workload, rate)
+        if refusal is not None:
+            faults.append(Fault("--rates", f"{rate:g}: {refusal}"))
     if workload.arrival == "trace":
         faults.append(Fault("--ladder", "sets the rate itself, and a trace has its own; use poisson or constant"))
     if faults:
@@ -112,6 +118,10 @@ class _Ladder:
         """Raise the rate until two in a row fail."""
         failed = 0
         while failed < 2 and self._measured < self._max_steps:
+            refusal = _refusal(self._workload, rate) if self._steps else None
+            if refusal is not None:
+                self._warnings.append(f"no rate above {rate / FACTOR:.3g}/s was tried: {refusal}")
+                return
             failed = 0 if self._measure(rate).passes else failed + 1
             rate *= FACTOR
 
@@ -154,6 +164,15 @@ def _open(workload: Workload, rate: float) -> Workload:
     arrival = "poisson" if workload.arrival == "closed" else workload.arrival
     warmup = workload.warmup_requests if workload.is_open else None
     return replace(workload, arrival=arrival, rate_per_s=rate, concurrency=1, warmup_requests=warmup)
+
+
+def _refusal(workload: Workload, rate: float) -> str | None:
+    """Return why the load cannot be sent at this rate, or None."""
+    try:
+        _open(workload, rate)
+    except ConfigError as error:
+        return "; ".join(f"{fault.where} {fault.message}" for fault in error.faults)
+    return None
 
 
 def _closed(workload: Workload, concurrency: int) -> Workload:

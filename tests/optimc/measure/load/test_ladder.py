@@ -268,3 +268,24 @@ def test_the_table_tells_the_knee_and_draws_the_limit(ladder):
     assert "9.5/s fails: " in text
     assert "p90 is shown: the smallest step has 60 samples, too few for p99" in text
     assert "│" in text
+
+
+def test_a_climb_ends_where_no_load_can_be_sent(ladder):
+    # A window of 200,000 s at 5/s is a million requests; the stub would pass any rate.
+    steps = []
+
+    def bench(load):
+        steps.append(load.rate_per_s)
+        return replace(template, config=load, requests_per_s=16.0)
+
+    template = ladder(one_at_a_time(0.001), Slo(ttft_ms=1000), rates=[4.0]).steps[0].result
+    workload = Workload(prompt_tokens=16, output_tokens=4, slo=Slo(ttft_ms=1000), duration_s=200_000.0, rate_per_s=1.0,
+                        arrival="poisson")  # fmt: skip
+    result = run_ladder(bench, workload)
+    assert steps == [None, 4.0]
+    assert "no rate above 4/s was tried: duration_s makes 1,200,000 requests" in result.warnings[0]
+
+
+def test_a_rate_that_no_load_can_have_is_refused_before_anything_runs(ladder):
+    with pytest.raises(ConfigError, match="--rates: 1e\\+06: rate_per_s must be"):
+        ladder(one_at_a_time(0.001), Slo(ttft_ms=1000), rates=[1.0, 1e6])

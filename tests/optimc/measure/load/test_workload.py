@@ -62,3 +62,26 @@ def test_an_open_loop_lasts_twenty_seconds_or_sixty_requests():
     assert Workload(arrival="poisson", rate_per_s=1.0).num_requests == 60
     assert Workload(arrival="poisson", rate_per_s=10.0).num_requests == 200
     assert Workload(arrival="poisson", rate_per_s=1.5, duration_s=3.0).num_requests == 5  # 4.5, rounded up
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"arrival": "poisson", "rate_per_s": 1e308}, "rate_per_s"),
+        ({"arrival": "poisson", "rate_per_s": 1e-300}, "rate_per_s"),
+        ({"arrival": "poisson", "rate_per_s": float("nan")}, "rate_per_s"),
+        ({"arrival": "poisson", "rate_per_s": 10.0, "duration_s": 1e300}, "duration_s"),
+        ({"arrival": "poisson", "rate_per_s": 1.0, "requests": 10**12}, "requests"),
+        ({"requests": 10**12}, "requests"),
+        ({"warmup_requests": 10**12}, "warmup_requests"),
+        ({"concurrency": 10**9}, "concurrency"),
+        ({"prompt_tokens": 10**12}, "prompt_tokens"),
+        ({"output_tokens": 10**12}, "output_tokens"),
+        ({"dataset": "turns", "turns": 10**9}, "turns"),
+        ({"arrival": "trace", "dataset": "trace", "rate_scale": 1e-300}, "rate_scale"),
+    ],
+)
+def test_no_number_is_too_large_to_be_refused(options, where):
+    with pytest.raises(ConfigError) as caught:
+        Workload(**options)
+    assert {fault.where for fault in caught.value.faults} == {where}
