@@ -42,11 +42,15 @@ def edit_family(
                 ref_reach, own_reach = gap.ref_start, gap.own_start
                 break
             fixed.append((place, gap))
+        if not alignment.gaps:
+            # The family's text itself: it loses what the others lose, by the same places.
+            whole = [Gap(place.start, place.end, place.start, place.end) for place in places]
+            fixed = [(place, gap) for place, gap in zip(places, whole, strict=True) if place.kinds]
         kept = _kept(removed, reference.unit_at(ref_reach))
         moved = [
             own.units[own.unit_at(gap.own_start) : own.unit_at(gap.own_end)]
             for place, gap in fixed
-            if not place.reordered
+            if not place.reordered and alignment.gaps
         ]
         pieces = [reference.units[start:end] for start, end in kept]
         units = np.concatenate([*pieces, own.units[own.unit_at(own_reach) :], *moved])

@@ -267,7 +267,8 @@ def _count(
                 tally.members |= {index, found.reference}
                 if lost > 0 and whole:
                     tally.tokens += lost * gain / whole / len(place.kinds)
-                if tally.example is None or index < tally.example[0]:
+                has_gap = bool(found.alignments[index].gaps)
+                if has_gap and (tally.example is None or index < tally.example[0]):
                     tally.example = index, traffic.requests[found.reference], traffic.requests[index], gap
 
 
