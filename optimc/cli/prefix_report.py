@@ -80,7 +80,7 @@ def prefix_report(
         plan = None if plan_path is None else stack.enter_context(Plan.open(plan_path))
         report = make_report(
             lines,
-            rendering=render if plan is None else PlanRendering(plan),
+            rendering=render if plan is None else PlanRendering.from_plan(plan),
             block_tokens=block_tokens or (16 if plan is None else plan.manifest.kv.block_size),
             kv_tokens=kv_tokens,
             prefill_tokens_per_s=prefill_tokens_per_s,

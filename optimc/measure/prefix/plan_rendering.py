@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer as Backend
 
 from optimc.errors import ConfigError, Fault
 from optimc.measure.load.traffic import TrafficLine
@@ -31,15 +32,20 @@ _TOOL_STYLES: Sequence[Mapping[str, Any]] = (
 
 
 class PlanRendering:
-    """Renders with one plan's tokenizer and template. Raises ConfigError if the plan has no tokenizer."""
+    """Renders with one plan's tokenizer and template."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, tokenizer: Tokenizer, backend: Backend, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._backend = backend
+        self._template = template
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> PlanRendering:
+        """Raises ConfigError if the plan has no tokenizer."""
         tokenizer = Tokenizer.from_plan(plan)
         if tokenizer is None:
             raise ConfigError("options", [Fault("--plan", "has no tokenizer; without it, characters are counted")])
-        self._tokenizer = tokenizer
-        self._backend = load_backend(plan.blob(TOKENIZER))
-        self._template = ChatTemplate.from_plan(plan)
+        return cls(tokenizer, load_backend(plan.blob(TOKENIZER)), ChatTemplate.from_plan(plan))
 
     def __call__(self, line: TrafficLine) -> Rendered | None:
         """Return the prompt in tokens: those that were logged, or else what the template makes now. None if the line
