@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -179,7 +179,8 @@ def plain_bench(repeats: int) -> Bench:
             return run_bench(engine, workload, progress, bound=bound)
         from optimc.measure.load.repeats import repeat_bench
 
-        return repeat_bench(lambda load: run_bench(engine, load, progress, bound=bound), workload, repeats)
+        found = repeat_bench(lambda load: run_bench(engine, load, progress), workload, repeats)
+        return found if bound is None else replace(found, bound=bound(found))
 
     return bench
 

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from optimc.measure.bench_result import BenchResult, TokenRange
+from optimc.measure.exchange import TokenSource
 from optimc.measure.load.goodput import Goodput
 from optimc.measure.load.interval import Interval, t_interval
+from optimc.measure.load.resources import Resources
 from optimc.measure.percentile import Distribution
+from optimc.measure.speculation_result import SpeculationResult
 from optimc.measure.workload import Workload
 
 _DISTRIBUTIONS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "lag_ms")
@@ -30,7 +33,8 @@ def across_runs(results: Sequence[BenchResult]) -> BenchResult:
     """Return medians over runs of each run's figure, with t-intervals over runs from three on.
 
     Samples of different runs are never pooled: a slow run would look like a slow share of requests. Requests and
-    failures are summed; "n" of a percentile is that of all runs.
+    failures are summed; "n" of a percentile is that of all runs. How near a bound the medians come is nothing that the
+    runs know: whoever asked for it applies it to what comes back.
     """
     first = results[0]
     if len(results) == 1:
@@ -60,6 +64,10 @@ def across_runs(results: Sequence[BenchResult]) -> BenchResult:
         warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
         goodput=_goodput([result.goodput for result in results if result.goodput is not None]),
         intervals=intervals,
+        token_source=max((result.token_source for result in results), key=get_args(TokenSource).index),
+        resources=_resources([result.resources for result in results if result.resources is not None]),
+        speculation=_speculation([result.speculation for result in results if result.speculation is not None]),
+        bound=None,
         in_flight_end=max(result.in_flight_end for result in results),
         in_flight_thirds=_thirds(thirds),
         not_sent=sum(result.not_sent for result in results),
@@ -93,6 +101,23 @@ def _goodput(runs: Sequence[Goodput]) -> Goodput | None:
     broken = {name: sum(run.broken[name] for run in runs) for name in runs[0].broken}
     met, of = sum(run.met for run in runs), sum(run.of for run in runs)
     return Goodput(met, of, median(run.per_s for run in runs), broken)
+
+
+def _resources(runs: Sequence[Resources]) -> Resources | None:
+    """Return the median share of the processor and the most memory of any run; unknown if it is of any run."""
+    if not runs:
+        return None
+    shares = [run.cpu_share for run in runs if run.cpu_share is not None]
+    peaks = [run.rss_peak_bytes for run in runs if run.rss_peak_bytes is not None]
+    if len(shares) < len(runs) or len(peaks) < len(runs):
+        return Resources(None, None, runs[0].scope)
+    return Resources(median(shares), max(peaks), runs[0].scope)
+
+
+def _speculation(runs: Sequence[SpeculationResult]) -> SpeculationResult | None:
+    """Return the comparison of the run whose gain is the middle one: its figures belong together."""
+    ordered = sorted(runs, key=lambda run: run.observed_speedup)
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
 def _thirds(runs: Sequence[tuple[float, float, float]]) -> tuple[float, float, float] | None:

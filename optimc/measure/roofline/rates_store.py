@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,8 @@ def load_rates(path: Path) -> MachineRates | None:
     if not path.is_file():
         return None
     try:
-        return MachineRates.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, LookupError, TypeError) as error:
+        return MachineRates.from_json(json.loads(path.read_bytes()))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise MeasureError(f"{path}: not a machine's rates ({error!r}); delete it, or measure with --fresh") from error
 
 
@@ -36,7 +37,7 @@ def save_rates(path: Path, rates: MachineRates) -> None:
     """Keep the rates, in place of earlier ones."""
     with storing("the machine's rates", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")  # two commands may measure at once
         temporary.write_text(json.dumps(rates.to_json(), indent=2), encoding="utf-8")
         temporary.replace(path)
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from optimc.errors import MeasureError
+from optimc.errors import ConfigError, MeasureError
+from optimc.storage import storing
 
 MEASUREMENT_VERSION = 2
 """Raise it when a figure's meaning changes; older measurements are then taken again."""
@@ -49,15 +50,17 @@ class MeasurementStore:
         """Return the same with the time it was measured."""
         path = self.path(key)
         try:
-            text = path.read_text(encoding="utf-8")
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise MeasureError(f"{path}: {error.strerror or error}") from error
         try:
-            found = json.loads(text)
+            found = json.loads(data)
             if found["format"] != MEASUREMENT_VERSION or found["key"] != json.loads(json.dumps(key)):
                 raise ValueError("it holds the measurement of something else")
             entry = Entry(str(found["what"]), dict(found["data"]), str(found["measured_at"]))
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise _damaged(path, error) from error
         return entry
 
@@ -68,20 +71,27 @@ class MeasurementStore:
             return None
         try:
             return parse(entry.data), entry.measured_at
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ConfigError) as error:
             raise _damaged(self.path(key), error) from error
 
     def save(self, key: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-        """Keep JSON values under `key`, in place of earlier ones; return the time that is noted."""
+        """Keep JSON values under `key`, in place of earlier ones; return the time that is noted. Raises StorageError,
+        and leaves nothing, if there is no room for them."""
         path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         found = {"format": MEASUREMENT_VERSION, "what": key["what"], "measured_at": now, "key": key, "data": data}
         text = json.dumps(found, indent=2)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
+        with storing("the measurement", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            temporary = Path(name)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text)
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
         return now
 
     def path(self, key: Mapping[str, Any]) -> Path:

@@ -6,7 +6,9 @@ import pytest
 
 from optimc.measure.load.goodput import Goodput
 from optimc.measure.load.repeats import across_runs, repeat_bench
+from optimc.measure.load.resources import Resources
 from optimc.measure.percentile import Distribution
+from optimc.measure.roofline.row_bound import RowBound
 from optimc.measure.workload import Workload
 
 
@@ -45,3 +47,29 @@ def test_a_load_is_run_as_often_as_asked(runs):
 
     assert repeat_bench(bench, Workload(), 3).runs == 3
     assert asked == [Workload()] * 3
+
+
+def test_what_is_said_of_the_process_is_that_of_all_runs(runs):
+    used = [
+        Resources(0.2, 100, "server pid 7"),
+        Resources(0.6, 300, "server pid 7"),
+        Resources(0.4, 200, "server pid 7"),
+    ]
+    result = across_runs([replace(run, resources=each) for run, each in zip(runs, used, strict=True)])
+    assert result.resources == Resources(0.4, 300, "server pid 7")
+    gone = across_runs(
+        [
+            replace(run, resources=each)
+            for run, each in zip(runs, (used[0], Resources(None, None, "server pid 7")), strict=False)
+        ]
+    )
+    assert gone.resources == Resources(None, None, "server pid 7")
+
+
+def test_the_weakest_source_of_any_run_is_named(runs):
+    assert across_runs([runs[0], replace(runs[1], token_source="estimate"), runs[2]]).token_source == "estimate"
+
+
+def test_the_first_runs_share_of_the_bound_is_not_the_medians(runs):
+    bound = RowBound(0.5, 0.5, None, None, "memory", 0.8, "")
+    assert across_runs([replace(run, bound=bound) for run in runs]).bound is None

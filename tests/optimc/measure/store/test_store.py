@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optimc.errors import MeasureError
+from optimc.errors import MeasureError, StorageError
 from optimc.measure.load.goodput import Goodput
 from optimc.measure.load.interval import Interval
 from optimc.measure.machine import Machine
@@ -101,6 +101,27 @@ def test_a_damaged_file_is_refused_by_name(store, subject, text):
     path.write_text(text)
     with pytest.raises(MeasureError, match=f"{path.name}: not a measurement .*--fresh"):
         store.load(key(subject))
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"[" * 100_000, b"\x00" * 64])
+def test_a_file_of_other_bytes_is_damaged_too(store, subject, data):
+    store.save(key(subject), {})
+    store.path(key(subject)).write_bytes(data)
+    with pytest.raises(MeasureError, match="not a measurement .*--fresh"):
+        store.load(key(subject))
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_is_left_half_written(store, subject, monkeypatch):
+    store.save(key(subject), {"earlier": 1})
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StorageError, match="No space left"):
+        store.save(key(subject), {"later": 1})
+    assert store.load(key(subject)) == {"earlier": 1}
+    assert [path.suffix for path in store.path(key(subject)).parent.iterdir()] == [".json"]
 
 
 def test_data_of_another_kind_is_refused_too(store, subject):
