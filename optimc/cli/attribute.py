@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optimc.cli import options
+from optimc.cli.ignored_options import ignored_options
 from optimc.cli.output_file import check_output, write_output
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
@@ -94,6 +95,7 @@ def attribute(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with bars.", show_default=False)
     ] = None,
+    invocation: typer.Context = None,  # type: ignore[assignment]  # typer's own; None where this is called as a function
 ) -> None:
     """Build the recipe's variants, measure each in turns with the recipe, and print what every factor gained.
 
@@ -109,6 +111,15 @@ def attribute(
     from optimc.measure.load.slo import Slo
 
     require_compiler("building a recipe's variants")
+    faults = ignored_options(
+        invocation,
+        [
+            (not knee, ("slo", "attain"), "needs --knee"),
+            (windows == 0, ("length",), "is of --windows, and there are none"),
+        ],
+    )
+    if faults:
+        raise ConfigError("options", faults)
     config = AttributeConfig(
         mode=mode,  # type: ignore[arg-type]  # checked there
         pairs=pairs,

@@ -161,7 +161,7 @@ def bench(
     ] = None,
     trust: options.Trust = False,
     as_json: options.Json = False,
-    context: typer.Context = None,  # type: ignore[assignment]  # typer's own; None where this is called as a function
+    invocation: typer.Context = None,  # type: ignore[assignment]  # typer's own; None where this is called as a function
 ) -> None:
     """Measure TTFT, TPOT and throughput under load. Warm-up is excluded, prompts are new in every run.
 
@@ -254,7 +254,7 @@ def bench(
     ]
     faults = [Fault(name, message) for name, is_fine, message in rules if not is_fine]
     faults += ignored_options(
-        context,
+        invocation,
         [
             (url is None, ("model", "chat", "api_key"), "needs --url"),
             (url is not None, _ENGINE_OPTIONS, "is the server's to set; with --url it changes nothing here"),

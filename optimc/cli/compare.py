@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optimc.cli import options
+from optimc.cli.ignored_options import ignored_options
 from optimc.cli.output_file import output_fault, write_output
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
@@ -93,6 +94,7 @@ def compare(
     threads: options.Threads = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     as_json: options.Json = False,
+    invocation: typer.Context = None,  # type: ignore[assignment]  # typer's own; None where this is called as a function
 ) -> None:
     """Build what is missing, measure one plan at a time, print one row per plan and mark the Pareto front.
 
@@ -103,12 +105,30 @@ def compare(
 
     from optimc.build import BuildOptions, require_compiler
     from optimc.cli.engine_options import load_engine
+    from optimc.measure.compare.compare_plans import RECIPE_SUFFIXES
     from optimc.measure.compare.compare_plans import compare as compare_plans
     from optimc.measure.compare.config import CompareConfig
     from optimc.measure.compare.cost import Price
     from optimc.measure.load.slo import Slo
 
     require_compiler("comparing plans with the original model")
+    has_recipe = any(item.suffix.lower() in RECIPE_SUFFIXES for item in items)
+    faults = ignored_options(
+        invocation,
+        [
+            (not ladder, ("attain", "rates"), "needs --ladder"),
+            (machine_price is None, ("currency",), "needs --machine-price"),
+            (
+                not has_recipe,
+                ("overrides", "output_dir", "build_jobs", "max_host_bytes"),
+                "is for building recipes, and there are only plans",
+            ),
+        ],
+    )
+    if as_json and markdown:
+        faults.append(Fault("--markdown", "and --json are two ways to print one result; give one"))
+    if faults:
+        raise ConfigError("options", faults)
     config = CompareConfig(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,

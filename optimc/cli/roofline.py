@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optimc.cli import options
+from optimc.cli.ignored_options import ignored_options
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault, MeasureError
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from optimc.measure.roofline.check import CheckRow
     from optimc.measure.roofline.rates import MachineRates
     from optimc.plan import Plan
+
+
+MOST = 10**6
+"""Largest batch or context; more is a slip of the hand."""
 
 
 def roofline(
@@ -50,6 +55,7 @@ def roofline(
         ),
     ] = None,
     as_json: options.Json = False,
+    invocation: typer.Context = None,  # type: ignore[assignment]  # typer's own; None where this is called as a function
 ) -> None:
     """Show the least time per token and to the first token the hardware allows, what limits it, and what to expect.
 
@@ -70,8 +76,13 @@ def roofline(
     from optimc.plan import Plan
 
     batches, contexts = _numbers("--batch", batch), _numbers("--context", context)
-    if gpu is not None and (check or fresh or threads is not None):
-        raise ConfigError("options", [Fault("--gpu", "goes with neither --check nor --fresh nor --threads")])
+    faults = [Fault("--gpu", "goes with neither --check nor --fresh nor --threads")]
+    if gpu is None or not (check or fresh or threads is not None):
+        faults = ignored_options(
+            invocation, [(gpu is not None, ("cache_dir",), "holds this machine's rates, not a GPU's")]
+        )
+    if faults:
+        raise ConfigError("options", faults)
     with Plan.open(plan_path) as plan:
         peaks: MachineRates | Gpu | None
         if gpu is not None:
@@ -121,6 +132,9 @@ def _check(plan: Plan, rates: MachineRates, threads: int | None) -> tuple[CheckR
 def _numbers(option: str, text: str) -> list[int]:
     """Read "1,2,4". Raises ConfigError naming the option."""
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError("options", [Fault(option, f"must be whole numbers with commas, got {text!r}")]) from None
+    if max(numbers) > MOST:
+        raise ConfigError("options", [Fault(option, f"must be at most {MOST:,}, got {max(numbers):,}")])
+    return numbers

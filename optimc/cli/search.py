@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -12,6 +13,7 @@ import typer
 
 from optimc.cli import options
 from optimc.cli.attribute import climb, open_switched
+from optimc.cli.ignored_options import ignored_options
 from optimc.cli.output_file import check_output, write_output
 from optimc.cli.progress import progress_bar
 from optimc.errors import ConfigError, Fault
@@ -87,6 +89,7 @@ def search(
         bool, typer.Option("--fresh", help="Forget earlier trials of this search, and measure everything again.")
     ] = False,
     as_json: options.Json = False,
+    invocation: typer.Context = None,  # type: ignore[assignment]  # typer's own; None where this is called as a function
 ) -> None:
     """Try the points of a search space: build, hold the plan against the recipe's quality gates, then measure it.
 
@@ -106,7 +109,18 @@ def search(
     chosen = Space.of_recipe(file.recipe) if space is None else Space.read(space)
     if objective is not None:
         chosen = _with_objective(chosen, objective)
-    _check_options(chosen, slo, machine_price, attain)
+    _check_options(chosen, slo, machine_price, attain, budget_minutes)
+    is_knee = chosen.objective == "knee"
+    faults = ignored_options(
+        invocation,
+        [
+            (not is_knee, ("slo", "attain"), "is for objective knee"),
+            (chosen.objective != "cost", ("machine_price",), "is for objective cost"),
+        ],
+    )
+    faults += _length_faults(file, chosen, prompt_tokens + output_tokens, length)
+    if faults:
+        raise ConfigError("options", faults)
     _check_paths(file, chosen)
     load = {
         "prompt_tokens": prompt_tokens,
@@ -155,16 +169,38 @@ def _with_objective(space: Space, objective: str) -> Space:
     return replace(space, objective=objective)  # type: ignore[arg-type]  # one of them, as just checked
 
 
-def _check_options(space: Space, slo: Sequence[str] | None, machine_price: float | None, attain: float) -> None:
+def _check_options(
+    space: Space,
+    slo: Sequence[str] | None,
+    machine_price: float | None,
+    attain: float,
+    budget_minutes: float | None,
+) -> None:
     faults = []
     if space.objective == "knee" and not slo:
         faults.append(Fault("--slo", "is needed for objective knee, for example ttft=500,tpot=40"))
-    if space.objective == "cost" and not (machine_price is not None and machine_price > 0):
+    if space.objective == "cost" and not (machine_price is not None and 0 < machine_price < math.inf):
         faults.append(Fault("--machine-price", "is needed for objective cost, a price per hour above 0"))
     if not 0 < attain <= 1:
         faults.append(Fault("--attain", f"must be above 0 and at most 1, got {attain:g}"))
+    if budget_minutes is not None and not budget_minutes > 0:
+        faults.append(Fault("--budget-minutes", f"must be above 0, got {budget_minutes:g}"))
     if faults:
         raise ConfigError("options", faults)
+
+
+def _length_faults(file: RecipeFile, space: Space, load_tokens: int, length: int) -> list[Fault]:
+    """Return what is longer than any plan of the recipe takes: every point would be built, and then fail."""
+    if "limits.max_seq_len" in space.choices:
+        return []
+    most = file.recipe.limits.max_seq_len
+    faults = []
+    if most is not None and length > most:
+        faults.append(Fault("--length", f"{length} tokens per window, the recipe's limits.max_seq_len is {most}"))
+    if most is not None and load_tokens > most:
+        text = f"{load_tokens} tokens with their answer, the recipe's limits.max_seq_len is {most}"
+        faults.append(Fault("--prompt-tokens", text))
+    return faults
 
 
 def _check_paths(file: RecipeFile, space: Space) -> None:

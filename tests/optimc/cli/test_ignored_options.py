@@ -1,0 +1,61 @@
+"""Options of the measuring commands that would change nothing are refused before anything is built or measured."""
+
+import pytest
+from typer.testing import CliRunner
+
+from optimc.cli.app import app
+from optimc.errors import ConfigError
+
+RECIPE = """
+name: tiny
+model: somewhere/tiny
+passes: [{rtn: {bits: 4, group_size: 32}}]
+limits: {max_seq_len: 256}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def refused(*words):
+    error = CliRunner().invoke(app, [str(word) for word in words]).exception
+    assert isinstance(error, ConfigError), error
+    return {fault.where: fault.message for fault in error.faults}
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["compare", "a.plan", "--attain", "0.5", "--currency", "EUR"], {"--attain", "--currency"}),
+        (["compare", "a.plan", "--build-jobs", "2", "--set", "a=1", "--output-dir", "x"],
+         {"--build-jobs", "--set", "--output-dir"}),
+        (["compare", "a.plan", "--json", "--markdown"], {"--markdown"}),
+        (["attribute", "r.yaml", "--slo", "ttft=5", "--attain", "0.9"], {"--slo", "--attain"}),
+        (["attribute", "r.yaml", "--windows", "0", "--length", "64"], {"--length"}),
+        (["roofline", "a.plan", "--gpu", "H100", "--cache-dir", "x"], {"--cache-dir"}),
+        (["roofline", "a.plan", "--batch", "1" + "0" * 30], {"--batch"}),
+    ],
+)  # fmt: skip
+def test_what_would_change_nothing_is_refused(words, names):
+    assert set(refused(*words)) == names
+
+
+def test_a_search_refuses_what_its_objective_does_not_use(recipe):
+    short = ("--prompt-tokens", 16, "--length", 64)
+    assert set(refused("search", recipe, *short, "--slo", "ttft=5", "--machine-price", 1)) == {
+        "--slo",
+        "--machine-price",
+    }
+    assert set(refused("search", recipe, *short, "--budget-minutes", "nan")) == {"--budget-minutes"}
+
+
+def test_a_search_refuses_loads_that_no_point_could_take_before_it_builds(recipe):
+    faults = refused("search", recipe, "--prompt-tokens", 200, "--output-tokens", 100, "--length", 512)
+    assert faults == {
+        "--length": "512 tokens per window, the recipe's limits.max_seq_len is 256",
+        "--prompt-tokens": "300 tokens with their answer, the recipe's limits.max_seq_len is 256",
+    }
