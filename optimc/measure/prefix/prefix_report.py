@@ -20,6 +20,7 @@ from optimc.measure.prefix.edited import Edited, edit_family
 from optimc.measure.prefix.families import Family, find_families
 from optimc.measure.prefix.killers import EDITS, Killer, Kind, Place, examples, find_places
 from optimc.measure.prefix.rendered import Rendered, render
+from optimc.measure.prefix.shape import check_shapes
 from optimc.measure.prefix.trie import Units, longest_earlier_prefixes
 
 FORMAT = 1
@@ -134,10 +135,12 @@ def prefix_report(
     now_s: float | None = None,
 ) -> PrefixReport:
     """Return what became of the prefixes of these requests, in order of arrival. Raises ConfigError if none of them
-    says what was asked.
+    says what was asked, or for messages and tools of a shape that no API has.
 
     `kv_tokens` is what the KV pool holds; `now_s`, seconds since the epoch, tells times from other numbers.
     """
+    lines = list(lines)
+    check_shapes(lines)
     requests, notes = _rendered(lines, rendering)
     traffic = _Traffic(requests, block_tokens, kv_tokens)
     rate, rate_source = _rate(requests, prefill_tokens_per_s)
