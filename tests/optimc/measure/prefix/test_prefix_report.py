@@ -152,8 +152,8 @@ def test_messages_and_tools_of_no_known_shape_are_refused_with_their_lines():
 
 @pytest.mark.slow
 def test_a_hundred_thousand_requests_take_less_than_two_minutes(traffic):
-    # About 500 characters each, a time in front of a third of them. It took 24 s of processor time here; the limit leaves
-    # room for busy machines.
+    # About 500 characters each, a time in front of a third of them. It took 24 s of processor time here; the limit
+    # leaves room for busy machines.
     shared = [traffic.App(seed, 0).system[:350] for seed in range(3)]
     lines = [
         chat(
