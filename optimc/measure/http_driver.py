@@ -29,6 +29,8 @@ tokens at either end; then inside a byte-level one."""
 T = TypeVar("T")
 
 PROBE_WORDS = (16, 256)
+"""Lengths of the two probes in words. A server whose longest prompt is shorter gets half as long a second one, and so
+on, as long as it is longer than the first."""
 NORMAL_FINISH = ("stop", "length")
 
 
@@ -189,19 +191,25 @@ class HttpDriver:
     async def _calibrated_text(self, config: Workload, run_id: str) -> PromptSource:
         """Fit tokens = a + b * words to two probes. Without usage, a word is taken for a token."""
         self._in_words = True
-        counts: list[int | None] = []
-        for words in PROBE_WORDS:
-            probe_config = replace(config, prompt_tokens=words, shared_prefix_tokens=0, prompt_spread=0.0)
-            probe = await self._probe(TextPrompts(probe_config, f"{run_id}/probe", lambda tokens: tokens)(0))
-            if probe.prompt_tokens is None and not probe.succeeded:
-                raise MeasureError(f"{self._base_url}: a probe of {words} words failed: {probe.failure}")
-            counts.append(probe.prompt_tokens)
-        few, many = counts
-        if few is None or many is None or many <= few:
+        few_words, many_words = PROBE_WORDS
+        few = await self._probe_words(config, run_id, few_words)
+        if few.prompt_tokens is None and not few.succeeded:
+            raise MeasureError(f"{self._base_url}: a probe of {few_words} words failed: {few.failure}")
+        many = await self._probe_words(config, run_id, many_words)
+        while many.prompt_tokens is None and not many.succeeded and many_words // 2 > few_words:
+            many_words //= 2
+            many = await self._probe_words(config, run_id, many_words)
+        if many.prompt_tokens is None and not many.succeeded:
+            raise MeasureError(f"{self._base_url}: a probe of {many_words} words failed: {many.failure}")
+        if few.prompt_tokens is None or many.prompt_tokens is None or many.prompt_tokens <= few.prompt_tokens:
             return TextPrompts(config, run_id, lambda tokens: tokens)
-        per_word = (many - few) / (PROBE_WORDS[1] - PROBE_WORDS[0])
-        fixed = few - per_word * PROBE_WORDS[0]
+        per_word = (many.prompt_tokens - few.prompt_tokens) / (many_words - few_words)
+        fixed = few.prompt_tokens - per_word * few_words
         return TextPrompts(config, run_id, lambda tokens: max(1, round((tokens - fixed) / per_word)))
+
+    async def _probe_words(self, config: Workload, run_id: str, words: int) -> Exchange:
+        probe_config = replace(config, prompt_tokens=words, shared_prefix_tokens=0, prompt_spread=0.0)
+        return await self._probe(TextPrompts(probe_config, f"{run_id}/probe", lambda tokens: tokens)(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,11 @@ def interaction(
             n for n, (name, mode, load) in jobs.items() if name != "all" and mode == "without" and load == workload
         ]
         missing = [jobs[n][0] for n in [*alone, number] if n not in figures]
-        if missing or not alone:
-            notes.append(f"no interaction under {shape}: {', '.join(missing) or 'no factor alone'} not measured")
+        if not alone:
+            notes.append(f"no interaction under {shape}: no factor was left out by itself there")
+            continue
+        if missing:
+            notes.append(f"no interaction under {shape}: {', '.join(missing)} not measured")
             continue
         names = {name for name, mode, _ in jobs.values() if name != "all" and mode == "without"}
         elsewhere = sorted(names - {jobs[n][0] for n in alone})

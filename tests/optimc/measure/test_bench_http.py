@@ -1,5 +1,7 @@
 """The load generator against a stub server with an exact chunk plan on virtual time."""
 
+import json
+
 import httpx
 import pytest
 
@@ -212,3 +214,28 @@ def test_a_server_that_wants_a_key_says_so_in_one_line(virtual_time):
     driver = HttpDriver(URL, virtual_time.clock, transport=transport)
     with pytest.raises(MeasureError, match=r"\(HTTP 401: bad key\); --api-key gives a key$"):
         virtual_time.run(bench_driver(driver, Workload(), virtual_time.clock, "run"))
+
+
+def test_a_server_of_short_prompts_gets_shorter_probes(bench, stub):
+    class ShortServer(stub.Server):
+        def __init__(self):
+            super().__init__(
+                lambda number, body: (200, [(0.1, stub.text("a", "length")), (0, stub.usage(20, 1) + stub.done)])
+            )
+            self.asked = []
+
+        async def _handle(self, request):
+            if request.url.path == "/v1/models":
+                return await super()._handle(request)
+            words = len(json.loads(request.content)["messages"][0]["content"].split())
+            self.asked.append(words)
+            if words > 100:
+                return httpx.Response(400, json={"error": {"message": "too long"}})
+            pieces = [(0.1, stub.text("a", "length")), (0, stub.usage(3 + 2 * words, 1) + stub.done)]
+            return httpx.Response(200, content=b"".join(piece for _, piece in pieces))
+
+    server = ShortServer()
+    result = bench(server, chat=True, prompt_tokens=63, output_tokens=1, requests=2, warmup_requests=0)
+    # One word more than asked for begins every text: 17, 257, 129, 65 words are probed.
+    assert [words - 1 for words in server.asked[:4]] == [16, 256, 128, 64]
+    assert result.prompt_tokens.median == pytest.approx(63, abs=4)
