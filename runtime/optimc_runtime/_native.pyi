@@ -149,8 +149,8 @@ def default_instruction_set() -> str:
 def probe_read(words: NDArray[np.uint64], threads: int, rounds: int) -> float:
     """Return the bytes per second that all threads read together, each its own part of `words` [n], in the best round.
 
-    Small parts are read again and again within a round. Like the other probes it uses the set OPTIMC_ISA names, else the
-    fastest.
+    Small parts are read again and again within a round. Like the other probes it uses the set OPTIMC_ISA names, else
+    the fastest.
     """
 
 def probe_int8_ops(threads: int, seconds: float) -> float:
