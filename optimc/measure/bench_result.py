@@ -201,9 +201,11 @@ class BenchResult:
 
     def _headline(self) -> Text:
         config = self.config
-        prompt = f"{config.prompt_tokens} prompt" if config.prompts is None else f"prompts of {config.prompts}"
         load = f"concurrency {config.concurrency}" if config.arrival == "closed" else config.rate_text()
-        shape = f"{prompt} + {config.output_tokens} output tokens, {load}"
+        shape = f"{config.prompt_tokens} prompt + {config.output_tokens} output tokens, {load}"
+        if config.prompts is not None:
+            # Lines have lengths of their own: what was asked for all of them is not what was made.
+            shape = f"prompts of {config.prompts}, {self.output_tokens or 'no'} output tokens, {load}"
         if config.dataset == "turns":
             shape += f", conversations of {config.turns} turns"
         if self.runs > 1:

@@ -71,6 +71,8 @@ class HttpDriver:
         """Find the model and the form of prompt the server takes. Raises MeasureError, or ConfigError for an address or
         a key that nothing can be sent with."""
         _check_address(self._base_url, self._api_key)
+        if self._chat and isinstance(dataset, LinesDataset) and dataset.has_ids:
+            raise ConfigError("options", [Fault("--chat", "takes text, and the --dataset holds prompts of token ids")])
         self._client = httpx.AsyncClient(
             base_url=self._base_url,
             headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {},

@@ -142,6 +142,11 @@ class LinesDataset:
         """Whether prompts have to be made up: for lines that only say how long theirs was, and before a trace."""
         return self.is_scheduled or any(isinstance(prompt, LengthOnly) for prompt, _, _ in self._calls)
 
+    @property
+    def has_ids(self) -> bool:
+        """Whether any prompt is token ids, which only an engine or /v1/completions takes."""
+        return any(isinstance(prompt, list) for prompt, _, _ in self._calls)
+
     def with_prompts(self, prompts: PromptSource) -> LinesDataset:
         """Return the same requests, those without text made up by `prompts`."""
         filled = LinesDataset(self._calls, is_scheduled=self.is_scheduled)

@@ -1,8 +1,10 @@
 """What is sent: lengths, files, traces and conversations, in process and over HTTP."""
 
+import io
 from itertools import combinations
 
 import pytest
+from rich.console import Console
 
 from optimc.errors import ConfigError, MeasureError, OverloadedError, RequestError
 from optimc.measure.bench import bench_driver
@@ -244,3 +246,20 @@ def test_lines_an_engine_cannot_take_are_all_named():
         ("line 4", "chat template: no content"),
         ("line 5", "3 prompt + 8 output tokens, the plan takes 10"),
     ]
+
+
+def test_token_ids_are_no_chat(http_bench, answering):
+    calls = LinesDataset([([1, 2, 3], 2, None)], is_scheduled=False)
+    with pytest.raises(ConfigError, match="--chat: takes text"):
+        http_bench(answering(), calls=calls, chat=True, dataset="file", prompts="x.jsonl")
+
+
+def test_the_headline_of_a_file_names_the_output_that_was_made(bench, scripted_engine, steady_script):
+    calls = LinesDataset([([1, 2, 3], 5, None), ([4, 5, 6], 7, None)], is_scheduled=False)
+    engine = scripted_engine(steady_script(0.1, 0.01))
+    result = bench(engine, calls=calls, dataset="file", prompts="x.jsonl", requests=4, output_tokens=128)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(result.table())
+    shown = console.export_text()
+    assert "prompts of x.jsonl, 5 / 7 / 7 output tokens, concurrency 1" in shown
+    assert "128" not in shown.splitlines()[0]
