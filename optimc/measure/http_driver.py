@@ -271,8 +271,10 @@ class _StreamReader:
             delta = _of_type(dict, fields.get("delta"), "delta") or {}
             text = _of_type(str, fields.get("text"), "text") or _of_type(str, delta.get("content"), "content")
             if text:
-                exchange.chunks.append(Chunk(now, None))
                 exchange.answer_texts.append(text)
+            # Tokens all the same, and waited for: what a model thinks, and the tools it calls.
+            if text or any(delta.get(name) for name in ("reasoning_content", "reasoning", "tool_calls")):
+                exchange.chunks.append(Chunk(now, None))
                 self._end_s = now
             if fields.get("finish_reason") is not None:
                 self._finish = str(fields["finish_reason"])

@@ -239,3 +239,15 @@ def test_a_server_of_short_prompts_gets_shorter_probes(bench, stub):
     # One word more than asked for begins every text: 17, 257, 129, 65 words are probed.
     assert [words - 1 for words in server.asked[:4]] == [16, 256, 128, 64]
     assert result.prompt_tokens.median == pytest.approx(63, abs=4)
+
+
+@pytest.mark.parametrize("field", [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}])
+def test_thoughts_and_tool_calls_are_tokens_too(bench, stub, field):
+    def delta(finish=None, **fields):
+        return stub.event(choices=[{"index": 0, "delta": fields, "finish_reason": finish}])
+
+    pieces = [(0.1, delta(**field)), (0.2, delta(**field)), (0.1, delta("stop")), (0, stub.usage(20, 4) + stub.done)]
+    server = stub.Server(lambda number, body: (200, pieces))
+    result = bench(server, chat=True, prompt_tokens=16, output_tokens=4, requests=2, warmup_requests=0)
+    assert result.num_failures == 0
+    assert (result.ttft_ms.p50, result.tpot_ms.p50) == (pytest.approx(100), pytest.approx(100))
