@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from optimc.errors import MissingExtraError
+from optimc.errors import MeasureError, MissingExtraError
 from optimc.measure.search.search_result import Trial
 from optimc.measure.search.space import Parameters, Space, point_key
 from optimc.progress import Progress, no_progress
+from optimc.storage import storing
+from optimc.wording import one_line
 
 if TYPE_CHECKING:
     import optuna
@@ -87,20 +89,25 @@ class OptunaSampler:
         except ImportError as error:
             raise MissingExtraError("optuna", "search", "searching recipes") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        if fresh:
-            journal.unlink(missing_ok=True)
+        with storing("the search", journal):
+            journal.parent.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                journal.unlink(missing_ok=True)
         self._optuna = optuna
         self._space = space
         backend = optuna.storages.journal.JournalFileBackend(
             str(journal), lock_obj=optuna.storages.journal.JournalFileOpenLock(str(journal))
         )
-        self._study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend),
-            study_name="search",
-            direction="maximize" if space.maximised else "minimize",
-            load_if_exists=True,
-        )
+        self._journal = journal
+        try:
+            self._study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(backend),
+                study_name="search",
+                direction="maximize" if space.maximised else "minimize",
+                load_if_exists=True,
+            )
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            raise _damaged(journal, error) from error
         # A resumed study would otherwise draw the numbers of its first run again.
         seed += len(self._study.trials)
         self._study.sampler = optuna.samplers.TPESampler(
@@ -116,7 +123,10 @@ class OptunaSampler:
     def earlier(self) -> tuple[Trial, ...]:
         """Return what the journal has; a trial that was under way when its run died has left nothing."""
         kept = [trial.user_attrs.get("trial") for trial in self._study.get_trials(deepcopy=False)]
-        return tuple(Trial.from_json(data) for data in kept if data is not None)
+        try:
+            return tuple(Trial.from_json(data) for data in kept if data is not None)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise _damaged(self._journal, error) from error
 
     def ask(self, parameters: Parameters | None = None) -> Parameters:
         """Return the next point."""
@@ -137,6 +147,11 @@ class OptunaSampler:
         else:
             self._study.tell(self._asked, state=states.PRUNED if trial.state == "gate" else states.FAIL)
         self._asked = None
+
+
+def _damaged(journal: Path, error: Exception) -> MeasureError:
+    reason = f"{type(error).__name__}: {one_line(error)}"
+    return MeasureError(f"{journal}: not a search's journal ({reason}); delete it, or start with --fresh")
 
 
 def journal_path(cache: Path, space: Space, recipe_digest: str, measured: Mapping[str, Any]) -> Path:

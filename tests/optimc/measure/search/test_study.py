@@ -2,6 +2,7 @@
 
 import pytest
 
+from optimc.errors import MeasureError
 from optimc.measure.search.search_result import SearchResult, Trial
 from optimc.measure.search.space import Space
 from optimc.measure.search.study import OptunaSampler, journal_path, search
@@ -137,3 +138,13 @@ def test_another_space_or_load_is_another_study(tmp_path):
     assert one != journal_path(tmp_path, GRID, "r", {"concurrency": 8})
     assert one != journal_path(tmp_path, Space({"a": (1, 2)}), "r", {"concurrency": 1})
     assert one == journal_path(tmp_path, GRID, "r", {"concurrency": 1})
+
+
+@pytest.mark.parametrize("data", [b'{"op_code": 9\n{}\n', b"\xff\xfe\n{}\n", b"[]\n{}\n", b"{}\n"])
+def test_a_damaged_journal_is_refused_by_name_and_replaced_by_fresh(tmp_path, data):
+    pytest.importorskip("optuna")
+    journal = tmp_path / "search.log"
+    journal.write_bytes(data)
+    with pytest.raises(MeasureError, match="search.log: not a search's journal .*--fresh"):
+        OptunaSampler(GRID, journal)
+    assert OptunaSampler(GRID, journal, fresh=True).earlier() == ()
