@@ -352,8 +352,6 @@ def _bound_of(
     from optimc.measure.roofline.row_bound import bound_of
     from optimc.plan import Plan
 
-    rates = try_rates(cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache"), threads)
-    if rates is None:
-        return None
-    with Plan.open(plan_path) as plan:
-        return bound_of(plan, rates, max_step_tokens=max_step_tokens)
+    with Plan.open(plan_path) as plan:  # first: a plan that cannot be used is told before the machine is measured
+        rates = try_rates(cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache"), threads)
+        return None if rates is None else bound_of(plan, rates, max_step_tokens=max_step_tokens)

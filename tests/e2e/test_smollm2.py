@@ -41,8 +41,11 @@ def evaluate(cli, plan, *arguments):
 
 def test_fp32_equals_transformers_on_served_text(cli, fp32):
     figures = evaluate(cli, fp32, "--windows", 3)
-    assert set(figures) == {"perplexity", "reference_perplexity", "kl_mean", "top1_agreement", "tokens"}
+    assert set(figures) == {
+        "perplexity", "reference_perplexity", "kl_mean", "kl_windows", "top1_agreement", "tokens"
+    }  # fmt: skip
     assert figures["tokens"] == 3 * 511
+    assert sum(figures["kl_windows"]) / 3 == pytest.approx(figures["kl_mean"], abs=1e-9)
     assert figures["perplexity"] == pytest.approx(figures["reference_perplexity"], rel=1e-3)
     assert figures["kl_mean"] < 1e-5
     assert figures["top1_agreement"] > 0.999
