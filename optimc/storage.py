@@ -10,6 +10,14 @@ from pathlib import Path
 from optimc.errors import StorageError
 from optimc.wording import one_line
 
+CACHE_VARIABLE = "OPTIMC_CACHE"
+DEFAULT_CACHE = Path(".optimc-cache")
+
+
+def cache_folder(chosen: Path | None) -> Path:
+    """Return the cache folder in force: the chosen one, else $OPTIMC_CACHE, else .optimc-cache where we are."""
+    return chosen or Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE)
+
 
 @contextmanager
 def storing(what: str, path: Path, *also: type[Exception]) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +12,10 @@ from optimc.errors import ConfigError, Fault, MissingExtraError
 from optimc.plan import looks_like_a_plan
 from optimc.recipe import Recipe, load_recipe
 from optimc.recipe.model import PassConfigs
-from optimc.storage import why_not_writable
+from optimc.storage import cache_folder, why_not_writable
 
 if TYPE_CHECKING:
     from optimc_passes.base import Pass
-
-CACHE_VARIABLE = "OPTIMC_CACHE"
-DEFAULT_CACHE = Path(".optimc-cache")
 
 _COMPILER_MODULES = (
     "torch",
@@ -54,7 +50,7 @@ class BuildOptions:
     @property
     def cache(self) -> Path:
         """The cache folder in force."""
-        return self.cache_dir or Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE)
+        return cache_folder(self.cache_dir)
 
 
 @dataclass(frozen=True)

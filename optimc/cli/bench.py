@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -351,7 +350,8 @@ def _bound_of(
     from optimc.measure.roofline.rates_store import try_rates
     from optimc.measure.roofline.row_bound import bound_of
     from optimc.plan import Plan
+    from optimc.storage import cache_folder
 
     with Plan.open(plan_path) as plan:  # first: a plan that cannot be used is told before the machine is measured
-        rates = try_rates(cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache"), threads)
+        rates = try_rates(cache_folder(cache_dir), threads)
         return None if rates is None else bound_of(plan, rates, max_step_tokens=max_step_tokens)

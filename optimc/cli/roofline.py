@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,6 +73,7 @@ def roofline(
     from optimc.measure.roofline.roofline import roofline as make_roofline
     from optimc.measure.roofline.table import roofline_table
     from optimc.plan import Plan
+    from optimc.storage import cache_folder
 
     batches, contexts = _numbers("--batch", batch), _numbers("--context", context)
     faults = [Fault("--gpu", "goes with neither --check nor --fresh nor --threads")]
@@ -88,9 +88,7 @@ def roofline(
         if gpu is not None:
             peaks = find_gpu(gpu)
         else:
-            peaks = try_rates(
-                cache_dir or Path(os.environ.get("OPTIMC_CACHE") or ".optimc-cache"), threads, fresh=fresh
-            )
+            peaks = try_rates(cache_folder(cache_dir), threads, fresh=fresh)
             if peaks is None:
                 raise MeasureError("too little memory is free to measure this machine")
         found = make_roofline(plan, peaks, batches=batches, contexts=contexts)

@@ -82,6 +82,16 @@ def read_machine(root: Path = Path("/"), environment: Mapping[str, str] = os.env
     )
 
 
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return MemAvailable; None where the kernel does not say."""
+    if not meminfo.is_file():
+        return None
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def _read(path: Path) -> str:
     return path.read_text(errors="replace") if path.is_file() else ""
 

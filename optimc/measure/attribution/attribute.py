@@ -19,7 +19,7 @@ from optimc.measure.attribution.block import Block
 from optimc.measure.attribution.budget import Cost, Fit, fewer_requests, fit
 from optimc.measure.attribution.config import AttributeConfig
 from optimc.measure.attribution.effect import Difference, Effect
-from optimc.measure.attribution.engines import Contender, Engines, OpenEngine, available_bytes, why_too_large
+from optimc.measure.attribution.engines import Contender, Engines, OpenEngine, why_too_large
 from optimc.measure.attribution.factors import Factor, factors_of, heads_speculation
 from optimc.measure.attribution.interaction import interaction
 from optimc.measure.attribution.kept_blocks import KeptBlocks
@@ -31,7 +31,7 @@ from optimc.measure.attribution.variants import Step, Variant, cumulative, every
 from optimc.measure.bench import run_bench
 from optimc.measure.bench_result import BenchResult
 from optimc.measure.evaluation import EvalResult
-from optimc.measure.machine import Machine, read_machine
+from optimc.measure.machine import Machine, available_bytes, read_machine
 from optimc.measure.served_engine import ServedEngine
 from optimc.measure.store import EngineSwitches, MeasurementStore, PlanSubject, measurement_key
 from optimc.measure.workload import Workload

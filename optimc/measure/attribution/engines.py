@@ -33,16 +33,6 @@ class Contender:
         return self.subject.size_bytes + self.subject.manifest.limits.kv_memory_bytes
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return MemAvailable; None where the kernel does not say."""
-    if not meminfo.is_file():
-        return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
 def why_too_large(contender: Contender, available: int | None) -> str | None:
     """Return why an engine of this plan is better not opened, with numbers; None if it fits."""
     if available is None or contender.needs_bytes <= ALONE_SHARE * available:

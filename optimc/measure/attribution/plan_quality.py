@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-from numpy.typing import NDArray
-
-from optimc.errors import CheckpointError
 from optimc.measure.attribution.engines import OpenEngine
-from optimc.measure.evaluation import EvalResult, evaluate, plan_windows
+from optimc.measure.compare.references import EvalData, LoadReference, References
+from optimc.measure.evaluation import EvalResult, evaluate
 from optimc.measure.machine import Machine
-from optimc.measure.reference import RecordedReference, Reference
 from optimc.measure.store import EngineSwitches, MeasurementStore, PlanSubject, quality_key
-from optimc.plan import Manifest, Plan
 from optimc.progress import Progress, no_progress
-
-LoadReference = Callable[[Manifest], Reference]
-"""Loads the model a plan was built from. Raises CheckpointError if it is not there."""
 
 
 class PlanQuality:
@@ -57,7 +47,7 @@ class PlanQuality:
         self._fresh = fresh
         self._progress = progress
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._recorded: dict[str, tuple[Reference | None, str | None]] = {}
+        self._references: References | None = None
         self._known: dict[Path, EvalResult] = {}
 
     def __call__(self, subject: PlanSubject) -> EvalResult:
@@ -72,38 +62,26 @@ class PlanQuality:
         return self._known[path]
 
     def _measure(self, subject: PlanSubject) -> EvalResult:
-        with Plan.open(subject.path) as plan:
-            windows = plan_windows(plan, self._windows, self._length)
-        reference, note = self._reference(subject, windows)
+        data = self._data(subject)
         engine = self._open_engine(subject.path, self._switches)
         try:
             return evaluate(
                 engine,
-                windows,
-                reference,
+                data.windows,
+                data.reference,
                 lambda done, total, label: self._progress(done, total, f"{subject.name}: {label}"),
-                note=note,
+                note=data.note,
             )
         finally:
             engine.close()
 
-    def _reference(self, subject: PlanSubject, windows: NDArray[np.int32]) -> tuple[Reference | None, str | None]:
-        digest = hashlib.sha256(subject.manifest.source.model_hash.encode() + windows.tobytes()).hexdigest()
-        if digest not in self._recorded:
-            self._recorded[digest] = self._record(subject.manifest, windows, digest)
-        return self._recorded[digest]
-
-    def _record(
-        self, manifest: Manifest, windows: NDArray[np.int32], digest: str
-    ) -> tuple[Reference | None, str | None]:
-        try:
-            model = self._load_reference(manifest)
-        except CheckpointError as error:
-            return None, f"no comparison: the original model cannot be loaded ({error})"
-        if self._folder is None:
+    def _data(self, subject: PlanSubject) -> EvalData:
+        if self._references is None:
             self._cache_dir.mkdir(parents=True, exist_ok=True)
             self._folder = tempfile.TemporaryDirectory(prefix="reference-", dir=self._cache_dir)
-        return RecordedReference.record(model, windows, Path(self._folder.name) / digest, self._progress), None
+            folder = Path(self._folder.name)
+            self._references = References(self._windows, self._length, self._load_reference, folder, self._progress)
+        return self._references.prepare(subject)
 
     def __enter__(self) -> PlanQuality:
         return self

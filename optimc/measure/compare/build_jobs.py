@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from optimc.errors import MeasureError
+from optimc.measure import machine
 from optimc.progress import Progress, no_progress
 
 MEMORY_SHARE = 0.8
@@ -114,9 +115,7 @@ def estimated_need(earlier_peaks: Sequence[int], checkpoint_bytes: int) -> int:
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
     """Return MemAvailable. Raises MeasureError where it is not told; `--build-jobs 1` needs no answer."""
-    text = meminfo.read_text() if meminfo.is_file() else ""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
+    available = machine.available_bytes(meminfo)
+    if available is not None:
+        return available
     raise MeasureError(f"{meminfo} does not say how much memory is available; give --max-host-bytes")

@@ -18,6 +18,7 @@ from optimc.plan import Manifest, Plan
 from optimc.progress import Progress
 
 LoadReference = Callable[[Manifest], Reference]
+"""Loads the model a plan was built from. Raises CheckpointError if it is not there."""
 
 
 @dataclass(frozen=True, slots=True)

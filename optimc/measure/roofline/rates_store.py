@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from optimc.errors import MeasureError
-from optimc.measure.machine import Machine, read_machine
+from optimc.measure.machine import Machine, available_bytes, read_machine
 from optimc.measure.roofline.rates import MachineRates
 from optimc.storage import storing
 
@@ -63,7 +63,7 @@ def try_rates(
     known = None if fresh and not _is_sound(path) else load_rates(path)
     if known is not None and not fresh:
         return known
-    available = _available_bytes()
+    available = available_bytes()
     if available is not None and available < LEAST_MEMORY_BYTES:
         print(
             f"this machine's rates are not measured: {available >> 20:,} MiB of memory are free, it takes "
@@ -97,13 +97,3 @@ def native_version() -> str:
 
     assert _native.__file__ is not None
     return hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:12]
-
-
-def _available_bytes() -> int | None:
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
-        return None
-    for line in meminfo.read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None

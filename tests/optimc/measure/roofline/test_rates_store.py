@@ -94,7 +94,7 @@ def test_a_damaged_file_is_refused_in_words(tmp_path, make_rates):
 
 
 def test_without_memory_to_measure_there_are_no_rates_and_that_is_said(tmp_path, measure, monkeypatch, capsys):
-    monkeypatch.setattr(rates_store, "_available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(rates_store, "available_bytes", lambda: 1 << 30)
     assert try_rates(tmp_path, 2, measure=measure) is None
     assert measure.asked == []
     assert "1,024 MiB of memory are free, it takes 3,072" in capsys.readouterr().err
