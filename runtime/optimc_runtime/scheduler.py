@@ -129,16 +129,15 @@ class Scheduler:
         chunks: list[tuple[Sequence, int]] = []
         has_prefills = len(decoding) < len(self.running)
         may_admit = open_for_admission and bool(self.waiting) and bool(self._free_rows)
-        budget = self._cut(most, len(decoding)) if has_prefills or may_admit else most
+        budget = most
+        if has_prefills or may_admit:
+            budget = self._cut(most, len(decoding))
+            chunks = self._chunks(budget, has_prefills=has_prefills, may_admit=may_admit)
+            if decoding and not chunks and not self._chunked_prefill:
+                # What must run whole and does not fit beside decodes goes before them: it would wait for their end.
+                chunks = self._chunks(self.limits.max_step_tokens, has_prefills=has_prefills, may_admit=may_admit)
+                decoding = [] if chunks else decoding
         is_cut = budget < most
-        if has_prefills:
-            for sequence in self.running:
-                remaining = sequence.num_tokens - sequence.num_computed
-                if remaining > 1 and (count := self._chunk(sequence, remaining, budget)):
-                    chunks.append((sequence, count))
-                    budget -= count
-        if may_admit:
-            self._admit(chunks, budget)
 
         only_decodes = all_sample and not chunks
         if draft is None or not decoding or (is_cut and (chunks or not budget)):
@@ -257,6 +256,19 @@ class Scheduler:
         assert not any(sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
         assert self.waiting == sorted(self.waiting, key=_RANK), "the queue is out of order"
         assert self.limits.pinned_blocks == len(self.pins)
+
+    def _chunks(self, budget: int, *, has_prefills: bool, may_admit: bool) -> list[tuple[Sequence, int]]:
+        """Return sequences and how many tokens of their prompts to run now: of those that run, then of those let in."""
+        chunks: list[tuple[Sequence, int]] = []
+        if has_prefills:
+            for sequence in self.running:
+                remaining = sequence.num_tokens - sequence.num_computed
+                if remaining > 1 and (count := self._chunk(sequence, remaining, budget)):
+                    chunks.append((sequence, count))
+                    budget -= count
+        if may_admit:
+            self._admit(chunks, budget)
+        return chunks
 
     def _chunk(self, sequence: Sequence, remaining: int, budget: int) -> int:
         """Tokens of a prefill to run now. Recomputation may always be split: it can be longer than any step."""

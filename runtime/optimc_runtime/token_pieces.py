@@ -8,6 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+MAX_KEPT_TEXTS = 4096
+"""Most texts of tokens that are remembered: those in use come back at once, and a server's memory does not grow with
+every token it has ever seen."""
+
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -62,7 +66,10 @@ class TokenPieces:
             text = self.bytes_of(token_id).decode()
         except UnicodeDecodeError:
             text = None
-        return self._texts.setdefault(token_id, text)
+        if len(self._texts) >= MAX_KEPT_TEXTS:
+            self._texts.clear()
+        self._texts[token_id] = text
+        return text
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes the token contributes inside a text; possibly part of a character, empty for no token."""

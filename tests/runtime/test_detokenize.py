@@ -225,6 +225,14 @@ def test_special_tokens_are_skipped_or_kept(byte_tokenizer: Tokenizer) -> None:
     assert kept == "a b<|start of turn|>c<|end|>"
 
 
+def test_what_tokens_say_is_remembered_for_so_many_of_them_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimc_runtime.token_pieces.MAX_KEPT_TEXTS", 16)
+    pieces = Tokenizer(byte_level().to_str().encode()).pieces
+    first, again = ([pieces.text_of(token_id) for token_id in range(700)] for _ in range(2))
+    assert first == again
+    assert len(pieces._texts) <= 16
+
+
 @pytest.mark.parametrize("family", ["byte_level", "llama_like"])
 def test_work_is_linear_in_the_number_of_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer(FAMILIES[family]().to_str().encode())

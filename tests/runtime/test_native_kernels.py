@@ -62,9 +62,14 @@ def test_kernels_pass_on_every_instruction_set(program: Path) -> None:
     flags = set(LISTED_FLAGS.read_text().split())
     avx2 = {"avx2", "fma", "f16c"}
     avx512 = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-    amx = avx512 | {"amx_tile", "amx_int8"}
+    needs = {
+        "avx2": avx2,
+        "avx512": avx512,
+        "avx512_bf16": avx512 | {"avx512_bf16"},
+        "amx": avx512 | {"amx_tile", "amx_int8"},
+    }
     # Whether the system grants tiles is its own affair: a container may be refused what the processor has.
-    wanted = [name for name, needs in (("avx2", avx2), ("avx512", avx512), ("amx", amx)) if needs <= flags]
+    wanted = [name for name, needed in needs.items() if needed <= flags]
     assert sets in (["portable", *wanted], ["portable", *(name for name in wanted if name != "amx")])
 
 
@@ -74,7 +79,7 @@ def test_a_filter_that_matches_nothing_is_a_failure(program: Path) -> None:
     assert "0 cases" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["portable", "avx2", "avx512", "amx"])
+@pytest.mark.parametrize("name", ["portable", "avx2", "avx512", "avx512_bf16", "amx"])
 def test_no_inline_function_crosses_instruction_sets(program: Path, name: str) -> None:
     """The linker keeps one copy of an inline function: it must not be one that only some machines can run."""
     nm = shutil.which("nm")

@@ -217,6 +217,16 @@ def test_without_chunking_a_prompt_runs_whole_or_waits(rig):
     r.run()
 
 
+@pytest.mark.parametrize("inflight", [True, False])
+def test_without_chunking_a_prompt_that_fits_beside_nothing_runs_before_what_decodes(rig, inflight):
+    r = rig(num_blocks=32, chunked_prefill=False, inflight_batching=inflight)
+    r.add([1] * 8, 20)
+    r.add([2] * 8, 3)
+    steps = [r.work(r.step()) for _ in range(3)]
+    assert steps == [{"0": 8}, {"1": 8}, {"0": 1, "1": 1}]
+    r.run()
+
+
 def test_without_chunking_a_context_longer_than_a_step_is_still_recomputed(rig, scripted):
     r = rig(num_blocks=8, chunked_prefill=False, cache=False)
     old, young = r.add([1] * 4, 24), r.add([2] * 6, 18)

@@ -14,7 +14,7 @@ namespace optimc {
 namespace {
 
 constexpr std::array kAll = {InstructionSet::portable, InstructionSet::avx2, InstructionSet::avx512,
-                             InstructionSet::amx};
+                             InstructionSet::avx512_bf16, InstructionSet::amx};
 
 // Ask the system to keep tiles for this process. Linux grants no process this memory unasked.
 bool may_use_tiles() {
@@ -32,16 +32,19 @@ bool supported(InstructionSet set) {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni");
+    const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
     const bool amx = avx512 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8");
 #else
     const bool avx2 = false;
     const bool avx512 = false;
+    const bool bf16 = false;
     const bool amx = false;
 #endif
     switch (set) {
         case InstructionSet::portable: return true;
         case InstructionSet::avx2: return avx2;
         case InstructionSet::avx512: return avx512;
+        case InstructionSet::avx512_bf16: return bf16;
         case InstructionSet::amx: return amx && may_use_tiles();
     }
     return false;
@@ -54,6 +57,7 @@ const char* name_of(InstructionSet set) {
         case InstructionSet::portable: return "portable";
         case InstructionSet::avx2: return "avx2";
         case InstructionSet::avx512: return "avx512";
+        case InstructionSet::avx512_bf16: return "avx512_bf16";
         case InstructionSet::amx: return "amx";
     }
     return "?";
@@ -81,7 +85,7 @@ InstructionSet choose_instruction_set(const std::string& name) {
         throw std::invalid_argument("OPTIMC_ISA=" + name + ": this machine lacks it; it can run up to " +
                                     name_of(sets.back()));
     }
-    throw std::invalid_argument("OPTIMC_ISA=" + name + ": unknown; use portable, avx2, avx512 or amx");
+    throw std::invalid_argument("OPTIMC_ISA=" + name + ": unknown; use portable, avx2, avx512, avx512_bf16 or amx");
 }
 
 }  // namespace optimc

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention_keys.h"
-#include "kernels/attention_tile.h"
+#include "kernels/attention_pairs.h"
 
 namespace optimc::OPTIMC_ISA {
 
@@ -21,14 +21,14 @@ struct Chunk {
     int first;  // index of the chunk's first key
     int begin;
     int end;
-    KvType type;  // of the elements that `keys` and `values` point to: the cache's, or float32 after widening
+    bool copied;  // `keys` and `values` point to a ChunkCopy, else into the cache; see ChunkForm
     const std::uint8_t* keys[kChunkGroups];
     std::int64_t key_row_bytes;
     const std::uint8_t* values[kChunkKeys];
     GroupScales scales[kChunkGroups];
 };
 
-// Memory for a chunk that is not read where it lies.
+// Memory for a chunk that is not read where it lies. Pairs of dimensions or keys take one row of cells.
 struct ChunkCopy {
     float* keys;    // [D, 64]
     float* values;  // [64, Dp]
@@ -91,7 +91,15 @@ inline float key_element(const CacheHead& cache, const std::uint8_t* head, int o
 inline void place_key(const CacheHead& cache, const std::uint8_t* head, int offset, int at, Chunk& chunk,
                       const ChunkCopy& copy) {
     const KvType type = cache.layer.type;
-    for (int d = 0; d < cache.layer.head_dim; ++d) copy.keys[d * kChunkKeys + at] = key_element(cache, head, offset, d);
+    const int head_dim = cache.layer.head_dim;
+    if (multiplies_pairs(type)) {
+        for (int d = 0; d < head_dim; d += 2) {
+            const float second = d + 1 < head_dim ? key_element(cache, head, offset, d + 1) : 0.0f;
+            copy.keys[d / 2 * kChunkKeys + at] = cell_of(key_element(cache, head, offset, d), second);
+        }
+    } else {
+        for (int d = 0; d < head_dim; ++d) copy.keys[d * kChunkKeys + at] = key_element(cache, head, offset, d);
+    }
     chunk.values[at] = head + cache.parts.values + offset * kv_value_row_bytes(type, cache.layer.head_dim);
     const auto copy_scale = [&](int row, std::int64_t part) {
         copy.scales[row * kChunkKeys + at] = ((const float*)(head + part))[offset];
@@ -108,41 +116,64 @@ inline void place_key(const CacheHead& cache, const std::uint8_t* head, int offs
 }
 
 template <KvType type>
-inline void widen_keys(const Chunk& chunk, int group, int head_dim, float* keys) {
+inline void copy_keys(const Chunk& chunk, int group, int head_dim, float* keys) {
+    float* columns = keys + group * kKeyGroup;
     const KeyMatrix<type> matrix{chunk.keys, chunk.key_row_bytes};
-    for (int d = 0; d < head_dim; ++d) {
-        store(keys + d * kChunkKeys + group * kKeyGroup, matrix.load(d, (d & 1) != 0, group));
+    if constexpr (multiplies_pairs(type)) {
+        const KeyPairs<type> pairs{chunk.keys, chunk.key_row_bytes};
+        for (int i = 0; i < head_dim / 2; ++i) store_cells(columns + i * kChunkKeys, pairs.load(i, false, group));
+        if (head_dim % 2 != 0) {
+            store_cells(columns + head_dim / 2 * kChunkKeys, first_halves(matrix.load(head_dim - 1, false, group)));
+        }
+        return;
     }
+    for (int d = 0; d < head_dim; ++d) store(columns + d * kChunkKeys, matrix.load(d, (d & 1) != 0, group));
 }
 
 template <KvType type>
-inline void widen_values(Chunk& chunk, int width, float* values) {
+inline void copy_values(Chunk& chunk, int width, float* values) {
+    const int vectors = width / kLanes;
+    if constexpr (multiplies_pairs(type)) {
+        const ValuePairs<type> pairs{chunk.values};
+        for (int j = chunk.begin / 2; 2 * j < chunk.end; ++j) {
+            float* row = values + j * width;
+            const bool first = 2 * j >= chunk.begin, second = 2 * j + 1 < chunk.end;
+            for (int v = 0; v < vectors; ++v) {
+                store_cells(row + v * kLanes, first && second ? pairs.load(j, false, v)
+                                              : first         ? pairs.template load_half<false>(j, v)
+                                                              : pairs.template load_half<true>(j, v));
+            }
+            chunk.values[2 * j] = (const std::uint8_t*)row;
+        }
+        return;
+    }
     const ValueMatrix<type> matrix{chunk.values};
     for (int key = chunk.begin; key < chunk.end; ++key) {
         float* row = values + key * width;
-        for (int v = 0; v < width / kLanes; ++v) store(row + v * kLanes, matrix.load(key, false, v));
+        for (int v = 0; v < vectors; ++v) store(row + v * kLanes, matrix.load(key, false, v));
         chunk.values[key] = (const std::uint8_t*)row;
     }
 }
 
-// Whether chunks of a list without gaps are used where they lie.
-inline bool reads_in_place(const KvLayer& layer, bool widen) {
-    return layer.block_size % kKeyGroup == 0 && !(widen && layer.type != KvType::float32);
+// Whether chunks of a list without gaps are used where they lie. `copy`: a copy is wanted.
+inline bool reads_in_place(const KvLayer& layer, bool copy) {
+    if (layer.block_size % kKeyGroup != 0) return false;
+    if (multiplies_pairs(layer.type) && layer.head_dim % 2 != 0) return false;
+    return !(copy && layer.type != KvType::float32);
 }
 
 // Fill `chunk` with keys [chunk_first + begin, chunk_first + end) of a query's list. `causal`: see VisibleKeys.
-// `widen`: the chunk is used often enough for widening its elements once to pay.
+// `copy_all`: the chunk is used often enough for widening its elements once to pay.
 inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int query, bool causal, int chunk_first,
-                       int begin, int end, bool widen, const ChunkCopy& copy, Chunk& chunk) {
+                       int begin, int end, bool copy_all, const ChunkCopy& copy, Chunk& chunk) {
     const KvLayer& layer = cache.layer;
     chunk.first = chunk_first;
     chunk.begin = begin;
     chunk.end = end;
-    chunk.type = layer.type;
     chunk.key_row_bytes = kv_key_row_bytes(layer.type, layer.block_size);
     bool gathered[kChunkGroups] = {};
     const int first_group = begin / kKeyGroup, last_group = (end - 1) / kKeyGroup;
-    bool copied = !reads_in_place(layer, widen);
+    bool copied = !reads_in_place(layer, copy_all);
     for (int g = first_group; g <= last_group; ++g) {
         const bool in_context = chunk_first + (g + 1) * kKeyGroup <= sequence.context;
         gathered[g] = layer.block_size % kKeyGroup != 0 || !(causal || in_context);
@@ -156,10 +187,10 @@ inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int
             place_group(cache, cache.of_block(walk.block), walk.offset, g, chunk);
             if (!copied) continue;
             switch (layer.type) {
-                case KvType::float32: widen_keys<KvType::float32>(chunk, g, layer.head_dim, copy.keys); break;
-                case KvType::bfloat16: widen_keys<KvType::bfloat16>(chunk, g, layer.head_dim, copy.keys); break;
-                case KvType::int8: widen_keys<KvType::int8>(chunk, g, layer.head_dim, copy.keys); break;
-                case KvType::int4: widen_keys<KvType::int4>(chunk, g, layer.head_dim, copy.keys); break;
+                case KvType::float32: copy_keys<KvType::float32>(chunk, g, layer.head_dim, copy.keys); break;
+                case KvType::bfloat16: copy_keys<KvType::bfloat16>(chunk, g, layer.head_dim, copy.keys); break;
+                case KvType::int8: copy_keys<KvType::int8>(chunk, g, layer.head_dim, copy.keys); break;
+                case KvType::int4: copy_keys<KvType::int4>(chunk, g, layer.head_dim, copy.keys); break;
             }
             continue;
         }
@@ -170,15 +201,15 @@ inline void read_chunk(const CacheHead& cache, const StepSequence& sequence, int
             if (at + 1 < to) walk.next();
         }
     }
+    chunk.copied = copied;
     if (!copied) return;
     const int width = kv_value_width(layer.type, layer.head_dim);
     switch (layer.type) {
         case KvType::float32: break;
-        case KvType::bfloat16: widen_values<KvType::bfloat16>(chunk, width, copy.values); break;
-        case KvType::int8: widen_values<KvType::int8>(chunk, width, copy.values); break;
-        case KvType::int4: widen_values<KvType::int4>(chunk, width, copy.values); break;
+        case KvType::bfloat16: copy_values<KvType::bfloat16>(chunk, width, copy.values); break;
+        case KvType::int8: copy_values<KvType::int8>(chunk, width, copy.values); break;
+        case KvType::int4: copy_values<KvType::int4>(chunk, width, copy.values); break;
     }
-    chunk.type = KvType::float32;
     chunk.key_row_bytes = kChunkKeys * sizeof(float);
     for (int g = first_group; g <= last_group; ++g) chunk.keys[g] = (const std::uint8_t*)(copy.keys + g * kKeyGroup);
 }

@@ -7,22 +7,18 @@ namespace optimc::OPTIMC_ISA {
 namespace {
 
 // From this many rows on, widening a chunk once beats widening it in every tile.
-constexpr int kWidenRows = 3 * kTileRows;
+constexpr int kCopyRows = 3 * kTileRows;
 
 void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last) {
-    constexpr KvType f32 = KvType::float32, bf16 = KvType::bfloat16, i8 = KvType::int8, i4 = KvType::int4;
-    const bool widened = chunk.type == f32;
+    const auto attend = [&]<KvType type>() {
+        chunk.copied ? attend_chunk<type, true>(call, chunk, rows, first, last)
+                     : attend_chunk<type, false>(call, chunk, rows, first, last);
+    };
     switch (call.cache.type) {
-        case f32: return attend_chunk<f32, f32>(call, chunk, rows, first, last);
-        case bf16:
-            return widened ? attend_chunk<bf16, f32>(call, chunk, rows, first, last)
-                           : attend_chunk<bf16, bf16>(call, chunk, rows, first, last);
-        case i8:
-            return widened ? attend_chunk<i8, f32>(call, chunk, rows, first, last)
-                           : attend_chunk<i8, i8>(call, chunk, rows, first, last);
-        case i4:
-            return widened ? attend_chunk<i4, f32>(call, chunk, rows, first, last)
-                           : attend_chunk<i4, i4>(call, chunk, rows, first, last);
+        case KvType::float32: return attend_chunk<KvType::float32, false>(call, chunk, rows, first, last);  // either way
+        case KvType::bfloat16: return attend.template operator()<KvType::bfloat16>();
+        case KvType::int8: return attend.template operator()<KvType::int8>();
+        case KvType::int4: return attend.template operator()<KvType::int4>();
     }
 }
 
@@ -60,7 +56,7 @@ struct RowBlock {
     bool read(int chunk_first, int from, int to, bool shared, Chunk& chunk) const {
         const ChunkKeys any = keys_of_any(rows, from, to, chunk_first);
         if (any.none()) return false;
-        read_chunk(cache, sequence, query_of(from), shared, chunk_first, any.begin, any.end, to - from >= kWidenRows,
+        read_chunk(cache, sequence, query_of(from), shared, chunk_first, any.begin, any.end, to - from >= kCopyRows,
                    rows.copy, chunk);
         return true;
     }
@@ -82,7 +78,7 @@ struct RowBlock {
         if (chunk.first != chunk_first && !read(chunk_first, 0, rows.count, true, chunk)) return;
         // What is used where it lies is found one chunk ahead, so that it is fetched meanwhile.
         const int next_first = chunk_first + kChunkKeys;
-        if (reads_in_place(cache.layer, rows.count >= kWidenRows) && is_shared(next_first) &&
+        if (reads_in_place(cache.layer, rows.count >= kCopyRows) && is_shared(next_first) &&
             next_first < item.split_end * kSplitKeys) {
             read(next_first, 0, rows.count, true, chunks[next_first / kChunkKeys % 2]);
         }

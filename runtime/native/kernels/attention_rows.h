@@ -11,9 +11,10 @@ namespace optimc::OPTIMC_ISA {
 struct QueryRows {
     int count;
     int width;
-    float* queries;      // [rows, width], rotated and scaled; times the channels' scales, if keys have such
+    float* queries;      // [rows, width], rotated and scaled; times the channels' scales, if keys have such. If chunks
+                         // are multiplied in pairs: cells, the first width / 2 of a row
     float* query_sums;   // [rows]: sum of the row's query, for 4-bit keys; times the channels' minimums
-    float* scores;       // [rows, 64]: of the current chunk; then weights
+    float* scores;       // [rows, 64]: of the current chunk; then weights, or cells of weights, the first 32 of a row
     float* values;       // [rows, width]: weighted values of the current split
     float* weight_sums;  // [rows, 16]: sums of weights, lane by lane
     float* offsets;      // [rows, 16]: sums of weight * minimum, lane by lane, for 4-bit values
@@ -97,6 +98,7 @@ inline void load_query(const AttentionCall& call, std::int64_t token, int head, 
     if (call.cache.has_channel_keys()) {
         take_in_channels(call.cache, head / (spec.num_heads / spec.num_kv_heads), r, rows);
     }
+    if (multiplies_pairs(call.cache.type)) narrow_row(query, rows.width);
 }
 
 inline void clear_split(const QueryRows& rows) {

@@ -65,7 +65,8 @@ inline void finish_scores(const AttentionSpec& spec, bool channel_keys, const Ch
     rows.next_largest[r] = chunk_largest > rows.largest[r] ? chunk_largest : rows.largest[r];
 }
 
-// Scores become weights in place, already times the scale of the value they go with.
+// Scores become weights in place, already times the scale of the value they go with. Of a pair of keys the row may see
+// one: the other's weight is 0.
 template <KvType type>
 inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const ChunkKeys& keys) {
     float* scores = rows.scores + r * kChunkKeys;
@@ -78,9 +79,13 @@ inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const
         if constexpr (type == KvType::int4) {
             offset = offset + only_visible(keys, g, weight * load(chunk.scales[g].value_minimums), zero());
         }
-        if constexpr (kv_has_scales(type)) weight = weight * load(chunk.scales[g].value_scales);
+        if constexpr (kv_has_scales(type)) {
+            weight = weight * load(chunk.scales[g].value_scales);
+            if constexpr (multiplies_pairs(type)) weight = only_visible(keys, g, weight, zero());
+        }
         store(scores + at, weight);
     }
+    if constexpr (multiplies_pairs(type)) narrow_row(scores, kChunkKeys);
     float* sums = rows.weight_sums + r * kLanes;
     store(sums, fma(load(sums), factor, total));
     if constexpr (type == KvType::int4) {
@@ -92,20 +97,33 @@ inline void weigh_scores(const Chunk& chunk, const QueryRows& rows, int r, const
 
 // values = values * factor + weights times values of the chunk, for a tile of rows. A row meets exactly the keys it
 // sees, in order: those that all rows of the tile see together, those before and after row by row.
-template <KvType type>
+template <class Values>
 inline void weigh_values(const Chunk& chunk, const QueryRows& rows, int first, int count, int width) {
-    const ValueMatrix<type> matrix{chunk.values};
+    constexpr int terms = Values::kTerms;
+    const Values matrix{chunk.values};
     ChunkKeys common{0, kChunkKeys};
     for (int r = first; r < first + count; ++r) {
         const ChunkKeys keys = keys_in_chunk(rows, r, chunk.first);
         if (keys.begin > common.begin) common.begin = keys.begin;
         if (keys.end < common.end) common.end = keys.end;
     }
+    common.begin = (common.begin + terms - 1) / terms * terms;
+    common.end = common.end / terms * terms;
+    const auto steps = [&](int r, const auto& source, int begin, int end) {
+        if (begin >= end) return;
+        weigh_tile<1>(rows.scores + r * kChunkKeys, source, begin, end, rows.factors + r, rows.values + r * rows.width,
+                      rows.width, width);
+        rows.factors[r] = 1.0f;
+    };
     const auto alone = [&](int r, int begin, int end) {
         if (begin >= end) return;
-        weigh_tile<type, 1>(rows.scores + r * kChunkKeys, matrix, begin, end, rows.factors + r,
-                            rows.values + r * rows.width, rows.width, width);
-        rows.factors[r] = 1.0f;
+        if constexpr (terms == 1) {
+            steps(r, matrix, begin, end);
+        } else {
+            if (begin % 2 != 0) steps(r, HalfOf<Values, true>{chunk.values}, begin / 2, begin / 2 + 1);
+            steps(r, matrix, (begin + 1) / 2, end / 2);
+            if (end % 2 != 0) steps(r, HalfOf<Values, false>{chunk.values}, end / 2, end / 2 + 1);
+        }
     };
     if (common.none()) {
         for (int r = first; r < first + count; ++r) {
@@ -116,8 +134,8 @@ inline void weigh_values(const Chunk& chunk, const QueryRows& rows, int first, i
     }
     for (int r = first; r < first + count; ++r) alone(r, keys_in_chunk(rows, r, chunk.first).begin, common.begin);
     with_rows(count, [&]<int tile>() {
-        weigh_tile<type, tile>(rows.scores + first * kChunkKeys, matrix, common.begin, common.end, rows.factors + first,
-                               rows.values + first * rows.width, rows.width, width);
+        weigh_tile<tile>(rows.scores + first * kChunkKeys, matrix, common.begin / terms, common.end / terms,
+                         rows.factors + first, rows.values + first * rows.width, rows.width, width);
     });
     for (int r = first; r < first + count; ++r) {
         rows.factors[r] = 1.0f;
@@ -135,27 +153,27 @@ struct Tiles {
     int begin(int tile) const { return first + (last - first) * tile / count; }
 };
 
-// `cache_type` says which scales the chunk has, `type` what its elements are.
-template <KvType cache_type, KvType type>
-inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows,
-                         int first, int last) {
+// `type` is the cache's.
+template <KvType type, bool copied>
+inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last) {
+    using Form = ChunkForm<type, copied>;
     const Tiles tiles(first, last);
-    const KeyMatrix<type> keys{chunk.keys, chunk.key_row_bytes};
+    const typename Form::Keys keys{chunk.keys, chunk.key_row_bytes};
+    const int steps = (call.spec.head_dim + Form::Keys::kTerms - 1) / Form::Keys::kTerms;
     for (int t = 0; t < tiles.count; ++t) {
         const int begin = tiles.begin(t), count = tiles.begin(t + 1) - begin;
         const ChunkKeys any = keys_of_any(rows, begin, begin + count, chunk.first);
         if (any.none()) continue;
         with_rows(count, [&]<int tile>() {
-            score_tile<type, tile>(rows.queries + begin * rows.width, rows.width, call.spec.head_dim, keys,
-                                   any.begin / kKeyGroup, (any.end + kKeyGroup - 1) / kKeyGroup,
-                                   rows.scores + begin * kChunkKeys);
+            score_tile<tile>(rows.queries + begin * rows.width, rows.width, steps, keys, any.begin / kKeyGroup,
+                             (any.end + kKeyGroup - 1) / kKeyGroup, rows.scores + begin * kChunkKeys);
         });
     }
     for (int r = first; r < last; ++r) {
         const ChunkKeys seen = keys_in_chunk(rows, r, chunk.first);
         rows.next_largest[r] = rows.largest[r];
         if (!seen.none()) {
-            finish_scores<cache_type>(call.spec, call.cache.has_channel_keys(), chunk, rows, r, seen);
+            finish_scores<type>(call.spec, call.cache.has_channel_keys(), chunk, rows, r, seen);
         }
     }
     for (int r = first; r < last; r += kLanes) {
@@ -164,11 +182,11 @@ inline void attend_chunk(const AttentionCall& call, const Chunk& chunk, const Qu
     }
     for (int r = first; r < last; ++r) {
         const ChunkKeys seen = keys_in_chunk(rows, r, chunk.first);
-        if (!seen.none()) weigh_scores<cache_type>(chunk, rows, r, seen);
+        if (!seen.none()) weigh_scores<type>(chunk, rows, r, seen);
     }
-    const int width = kv_value_width(cache_type, call.spec.head_dim);
+    const int width = kv_value_width(type, call.spec.head_dim);
     for (int t = 0; t < tiles.count; ++t) {
-        weigh_values<type>(chunk, rows, tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), width);
+        weigh_values<typename Form::Values>(chunk, rows, tiles.begin(t), tiles.begin(t + 1) - tiles.begin(t), width);
     }
 }
 

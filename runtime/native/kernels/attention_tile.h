@@ -2,6 +2,9 @@
 //
 // Scores are q [rows, D] times keys [D, keys]; results are p [rows, keys] times values [keys, D]. Elements of the
 // cache are widened in registers. How many rows and columns are taken at a time changes no bit of any element.
+//
+// A chain takes its terms one by one, or in pairs (kernels/attention_pairs.h). The matrices below say how many
+// a step of theirs takes, how a step's columns are loaded, and how they are multiplied and added.
 #pragma once
 
 #include "kernels/attention_units.h"
@@ -47,9 +50,14 @@ inline Vec load_elements(const std::uint8_t* p) {
     if constexpr (type == KvType::int8) return load_i8((const std::int8_t*)p);
 }
 
+// sum + factor * column.
+inline Vec multiply_add_step(float factor, Vec column, Vec sum) { return fma(broadcast(factor), column, sum); }
+
 // Keys of one chunk: row d, 16 neighbouring keys of group g.
 template <KvType type>
 struct KeyMatrix {
+    static constexpr int kTerms = 1;
+
     const std::uint8_t* const* groups;  // where each group's dimension 0 lies
     std::int64_t row_bytes;
 
@@ -62,6 +70,8 @@ struct KeyMatrix {
 // Values of one chunk: row `key`, 16 neighbouring dimensions. For 4 bits `vector` may be odd only if `first` is even.
 template <KvType type>
 struct ValueMatrix {
+    static constexpr int kTerms = 1;
+
     const std::uint8_t* const* rows;
 
     Vec load(int key, bool, int vector) const {
@@ -70,19 +80,19 @@ struct ValueMatrix {
     }
 };
 
-// sums[r][v] += chain over k in [begin, end) of a[r, k] * b[k, first + v]. For 4-bit keys `begin` is even.
+// sums[r][v] += chain over steps k in [begin, end) of a[r, k] * b[k, first + v]. For 4-bit keys `begin` is even.
 template <int rows, int vectors, class Matrix>
 [[gnu::always_inline]] inline void multiply_add(Vec (&sums)[rows][vectors], const float* a, std::int64_t a_stride,
                                                 const Matrix& b, int first, int begin, int end) {
     const auto step = [&](int k, bool odd) __attribute__((always_inline)) {
-        Vec columns[vectors];
+        decltype(b.load(k, odd, first)) columns[vectors];
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) columns[v] = b.load(k, odd, first + v);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; ++r) {
-            const Vec factor = broadcast(a[r * a_stride + k]);
+            const float factor = a[r * a_stride + k];
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) sums[r][v] = fma(factor, columns[v], sums[r][v]);
+            for (int v = 0; v < vectors; ++v) sums[r][v] = multiply_add_step(factor, columns[v], sums[r][v]);
         }
     };
     int k = begin;
@@ -93,13 +103,13 @@ template <int rows, int vectors, class Matrix>
     if (k < end) step(k, false);
 }
 
-// scores[r][16 g ...] = q [rows, D] times the keys of groups [begin, end).
-template <KvType type, int rows>
-inline void score_tile(const float* q, std::int64_t q_stride, int head_dim, const KeyMatrix<type>& keys, int begin,
-                       int end, float* scores) {
+// scores[r][16 g ...] = q [rows, steps] times the keys of groups [begin, end).
+template <int rows, class Keys>
+inline void score_tile(const float* q, std::int64_t q_stride, int steps, const Keys& keys, int begin, int end,
+                       float* scores) {
     const auto columns = [&]<int vectors>(int group) __attribute__((always_inline)) {
         Vec sums[rows][vectors] = {};
-        multiply_add(sums, q, q_stride, keys, group, 0, head_dim);
+        multiply_add(sums, q, q_stride, keys, group, 0, steps);
         for (int r = 0; r < rows; ++r) {
             for (int v = 0; v < vectors; ++v) store(scores + r * kChunkKeys + (group + v) * kLanes, sums[r][v]);
         }
@@ -113,9 +123,9 @@ inline void score_tile(const float* q, std::int64_t q_stride, int head_dim, cons
     for (; group < end; ++group) columns.template operator()<1>(group);
 }
 
-// values[r] [width] = values[r] * factors[r] + weights [rows, keys] times the values of keys [begin, end).
-template <KvType type, int rows>
-inline void weigh_tile(const float* weights, const ValueMatrix<type>& matrix, int begin, int end, const float* factors,
+// values[r] [width] = values[r] * factors[r] + weights [rows, steps] times the values of steps [begin, end).
+template <int rows, class Values>
+inline void weigh_tile(const float* weights, const Values& matrix, int begin, int end, const float* factors,
                        float* values, std::int64_t stride, int width) {
     const auto columns = [&]<int vectors>(int vector) __attribute__((always_inline)) {
         Vec sums[rows][vectors];

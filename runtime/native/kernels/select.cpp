@@ -6,6 +6,13 @@
 namespace optimc {
 
 #if defined(OPTIMC_X86_KERNELS)
+namespace avx512_bf16 {
+
+// Of kernels/attention_item.cpp, compiled once more.
+void attention_item(const AttentionCall& call, const AttentionItem& item, float* partials, std::byte* scratch);
+
+}  // namespace avx512_bf16
+
 namespace amx {
 
 // Of kernels/linear_int_amx.cpp.
@@ -15,6 +22,17 @@ void linear_int(const IntWeight& weight, const QuantizedRows& x, const Epilogue&
 }  // namespace amx
 
 namespace {
+
+// Those of avx512 but for the products of attention.
+const Kernels* kernels_avx512_bf16() {
+    static const Kernels table = [] {
+        Kernels kernels = *kernels_avx512();
+        kernels.name = "avx512_bf16";
+        kernels.attention_item = avx512_bf16::attention_item;
+        return kernels;
+    }();
+    return &table;
+}
 
 // Those of avx512 but for products with integer weights, whose bits are the same.
 const Kernels* kernels_amx() {
@@ -36,6 +54,7 @@ const Kernels& kernels_of(InstructionSet set) {
 #if defined(OPTIMC_X86_KERNELS)
         case InstructionSet::avx2: return *kernels_avx2();
         case InstructionSet::avx512: return *kernels_avx512();
+        case InstructionSet::avx512_bf16: return *kernels_avx512_bf16();
         case InstructionSet::amx: return *kernels_amx();
 #else
         default: break;

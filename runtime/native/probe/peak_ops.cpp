@@ -54,6 +54,7 @@ const ProbeKernels& probe_kernels_of(InstructionSet set) {
 #if defined(OPTIMC_X86_KERNELS)
         case InstructionSet::avx2: return *probe_avx2();
         case InstructionSet::avx512:
+        case InstructionSet::avx512_bf16:
         case InstructionSet::amx: return *probe_avx512();
 #else
         default: break;

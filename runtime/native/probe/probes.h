@@ -9,7 +9,7 @@
 
 namespace optimc {
 
-// The loops of a set; those of avx512 for amx, whose tiles no loop here fills.
+// The loops of a set; those of avx512 for avx512_bf16 and amx, whose own products no loop here makes.
 const ProbeKernels& probe_kernels_of(InstructionSet set);
 
 // Bytes per second in the best of `rounds` rounds, in each of which every thread reads its own equal part of `bytes`

@@ -39,7 +39,7 @@ TEST("instruction_set: a supported name is obeyed, and names its kernels") {
 }
 
 TEST("instruction_set: other names are refused with the known ones") {
-    CHECK(refusal("sse9").find("unknown; use portable, avx2, avx512 or amx") != std::string::npos);
+    CHECK(refusal("sse9").find("unknown; use portable, avx2, avx512, avx512_bf16 or amx") != std::string::npos);
     CHECK(refusal("AVX2").find("AVX2") != std::string::npos);
 }
 

@@ -10,6 +10,7 @@ const VecShims& vec_shims(InstructionSet set) {
 #if defined(OPTIMC_X86_KERNELS)
         case InstructionSet::avx2: return *vec_shims_avx2();
         case InstructionSet::avx512:
+        case InstructionSet::avx512_bf16:
         case InstructionSet::amx: return *vec_shims_avx512();
 #else
         default: break;

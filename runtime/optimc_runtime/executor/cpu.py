@@ -24,7 +24,7 @@ MAX_THREADS = 1024
 class CpuExecutor:
     """Runs steps of a plan lowered for the cpu target. See `Executor`.
 
-    The environment variable OPTIMC_ISA forces an instruction set: portable, avx2, avx512 or amx.
+    The environment variable OPTIMC_ISA forces an instruction set: portable, avx2, avx512, avx512_bf16 or amx.
     """
 
     def __init__(self, plan: Plan, *, kv_memory_bytes: int | None = None, threads: int | None = None) -> None:

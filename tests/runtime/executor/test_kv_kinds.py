@@ -149,14 +149,17 @@ def test_attention_sees_what_the_format_gives_back(make_plan_of, cache_type, mon
     rows = table()[TOKENS]
     by = scales_of(parts(rows)[1], dtype) if keys == "channel" else None
     got = answer(make_plan_of(dtype, by), cache_type)
-    np.testing.assert_allclose(got, expected(rows, dtype, by), atol=2e-5)
+    # In products of bfloat16 pairs queries and weights are rounded to 8 bits.
+    atol = 2e-2 if instruction_set == "avx512_bf16" else 2e-5
+    np.testing.assert_allclose(got, expected(rows, dtype, by), atol=atol)
     # The formats can be told apart: what would pass for any of them proves nothing.
     exact = attend(SPEC, *(part.astype(np.float64) for part in parts(rows)), np.tri(len(rows), dtype=bool))
     assert np.abs(got - exact).max() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_keys_three_times_the_range_read_back_as_its_limit(make_plan_of, cache_type, dtype):
+def test_keys_three_times_the_range_read_back_as_its_limit(make_plan_of, cache_type, monkeypatch, dtype):
+    monkeypatch.setenv("OPTIMC_ISA", "portable")
     rows = table()[TOKENS]
     by = scales_of(parts(rows)[1] / 3, dtype)
     got = answer(make_plan_of(dtype, by), cache_type)
