@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,19 +12,16 @@ from optimc.cli import options
 from optimc.cli.ignored_options import ignored_options
 from optimc.cli.output_file import check_output, write_output
 from optimc.cli.progress import progress_bar
-from optimc.errors import ConfigError, Fault
+from optimc.cli.slo_option import parse_slo
+from optimc.cli.switched_engines import climb, open_switched, plan_quality
+from optimc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from optimc.build import BuildOptions
     from optimc.measure.attribution.attribution import Attribution
     from optimc.measure.attribution.config import AttributeConfig
     from optimc.measure.attribution.recipe_file import RecipeFile
     from optimc.measure.attribution.variants import Variant
-    from optimc.measure.served_engine import ServedEngine
-    from optimc.measure.store import EngineSwitches
-    from optimc.measure.workload import Workload
     from optimc.progress import Progress
 
 VARIANTS = "attribution"
@@ -46,11 +43,9 @@ def attribute(
     pairs: Annotated[
         int, typer.Option("--pairs", help="Rounds of four blocks (with, without, without, with); 3 at least.")
     ] = 4,
-    concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Numbers of clients, ascending, with commas; each is measured.")
-    ] = "1,8",
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Length of every prompt.")] = 512,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Length of every answer.")] = 64,
+    concurrency: options.ClientCounts = "1,8",
+    prompt_tokens: options.PromptTokens = 512,
+    output_tokens: options.OutputTokens = 64,
     requests: Annotated[
         int | None,
         typer.Option("--requests", help="Requests measured in each block; max(8, 4 × clients).", show_default=False),
@@ -70,18 +65,11 @@ def attribute(
             "--knee", help="Also find the highest rate of requests that keeps --slo, for every variant. Long."
         ),
     ] = False,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slo", metavar="NAME=MS", help="Limits for --knee: ttft=500, tpot=40, e2e=9000. May be repeated."
-        ),
-    ] = None,
-    attain: Annotated[float, typer.Option("--attain", help="Share of requests that must keep the limits.")] = 0.95,
+    slo: options.Slo = None,
+    attain: options.Attain = 0.95,
     speculation: options.Speculation = None,
-    windows: Annotated[
-        int, typer.Option("--windows", help="Windows of evaluation text for KL; 0 leaves KL out.", min=0)
-    ] = 16,
-    length: Annotated[int, typer.Option("--length", help="Tokens per window.")] = 512,
+    windows: options.WindowsOrNone = 16,
+    length: options.Length = 512,
     output_dir: Annotated[
         Path,
         typer.Option("--output-dir", help="Where the recipe's own plan is, or is put; its variants' go to the cache."),
@@ -108,7 +96,6 @@ def attribute(
     from optimc.build import BuildOptions, require_compiler
     from optimc.measure.attribution.config import AttributeConfig
     from optimc.measure.attribution.recipe_file import RecipeFile
-    from optimc.measure.load.slo import Slo
 
     require_compiler("building a recipe's variants")
     faults = ignored_options(
@@ -120,33 +107,34 @@ def attribute(
     )
     if faults:
         raise ConfigError("options", faults)
-    config = AttributeConfig(
-        mode=mode,  # type: ignore[arg-type]  # checked there
-        pairs=pairs,
-        concurrencies=clients(concurrency),
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        requests=requests,
-        budget_s=None if budget_minutes is None else budget_minutes * 60,
-        knee=knee,
-        slo=Slo.parse(slo) if slo else None,
-        attain=attain,
-        speculation=speculation,
-        windows=windows,
-        length=length,
-        threads=threads,
-    )
+    with options.faults_by_option(concurrencies="--concurrency", budget_s="--budget-minutes"):
+        config = AttributeConfig(
+            mode=mode,  # type: ignore[arg-type]  # checked there
+            pairs=pairs,
+            concurrencies=options.numbers_option(concurrency, int, "--concurrency", "1,8"),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            requests=requests,
+            budget_s=options.seconds_option(budget_minutes, "--budget-minutes"),
+            knee=knee,
+            slo=parse_slo(slo),
+            attain=attain,
+            speculation=speculation,
+            windows=windows,
+            length=length,
+            threads=threads,
+        )
     check_output(html, "--html")
     build_options = BuildOptions(overrides=tuple(overrides or ()), cache_dir=cache_dir, output_dir=output_dir)
     file = RecipeFile.read(recipe, build_options)
     with progress_bar() as progress:
         result = _run(recipe, file, config, build_options, fresh=fresh, progress=progress)
-    if html is not None:
-        _write_page(html, result)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         Console().print(result.table())
+    if html is not None:
+        _write_page(html, result)
 
 
 def _run(
@@ -162,10 +150,8 @@ def _run(
     from dataclasses import replace
 
     from optimc.build import build_recipe
-    from optimc.measure.attribution.attribute import Surroundings
     from optimc.measure.attribution.attribute import attribute as attribute_recipe
-    from optimc.measure.attribution.plan_quality import PlanQuality
-    from optimc.measure.evaluation import load_reference
+    from optimc.measure.attribution.surroundings import Surroundings
     from optimc.measure.machine import read_machine
     from optimc.measure.store import MeasurementStore
 
@@ -179,14 +165,12 @@ def _run(
         ).path
 
     store, machine = MeasurementStore(cache / "measurements"), read_machine()
-    with PlanQuality(
+    with plan_quality(
+        cache,
+        store,
+        machine,
         windows=config.windows,
         length=config.length,
-        cache_dir=cache,
-        store=store,
-        machine=machine,
-        open_engine=open_switched,
-        load_reference=lambda manifest: load_reference(manifest, cache_dir=cache),
         threads=config.threads,
         fresh=fresh,
         progress=progress,
@@ -201,40 +185,6 @@ def _run(
             progress=progress,
         )
         return attribute_recipe(file, config, around, fresh=fresh)
-
-
-def open_switched(plan: Path, switches: EngineSwitches) -> ServedEngine:
-    """Load and start an engine with these switches; with speculation it first measures its steps."""
-    from optimc.cli.engine_options import load_engine
-    from optimc_runtime.config import SpeculationOptions
-
-    return load_engine(
-        plan,
-        max_seqs=switches.max_seqs,
-        max_step_tokens=switches.max_step_tokens,
-        threads=switches.threads,
-        prefix_cache=switches.prefix_cache,
-        chunked_prefill=switches.chunked_prefill,
-        inflight_batching=switches.inflight_batching,
-        speculation=SpeculationOptions.parse(switches.speculation),
-    )
-
-
-def climb(engine: ServedEngine, workload: Workload, attain: float) -> Mapping[str, Any]:
-    """Raise the load until the workload's limits break; return the ladder as JSON."""
-    from optimc.measure.bench import run_bench
-    from optimc.measure.load.ladder import run_ladder
-
-    clients = min(16, engine.manifest.limits.max_seqs)
-    return run_ladder(lambda load: run_bench(engine, load), workload, attain=attain, concurrency=clients).to_json()
-
-
-def clients(text: str) -> tuple[int, ...]:
-    """Read "1,8". Raises ConfigError."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError("options", [Fault("--concurrency", f"'{text}' is not a list like 1,8")]) from None
 
 
 def _write_page(path: Path, result: Attribution) -> None:

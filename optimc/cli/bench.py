@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from optimc.measure.load.ladder_result import LadderResult
     from optimc.measure.load.traffic import TrafficLine
     from optimc.measure.workload import Workload
+    from optimc.plan import Plan
     from optimc_runtime.engine import Engine
-
 
 _ENGINE_OPTIONS = (
     *("max_seqs", "max_step_tokens", "kv_memory", "threads", "prefix_cache", "chunked_prefill", "inflight_batching"),
@@ -46,16 +46,13 @@ def bench(
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="Key for --url.", show_envvar=True)
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each random prompt.")] = 512,
+    prompt_tokens: options.PromptTokens = 512,
     prompt_spread: Annotated[
         float, typer.Option("--prompt-spread", help="0.5: lengths from half to one and a half times that, evenly.")
     ] = 0.0,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Tokens of each answer.")] = 128,
+    output_tokens: options.OutputTokens = 128,
     output_spread: Annotated[float, typer.Option("--output-spread", help="The same for answers.")] = 0.0,
-    concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", help="Closed loop: clients, each with one request at a time; 1 by default."),
-    ] = None,
+    concurrency: options.Clients = None,
     rate: Annotated[
         float | None,
         typer.Option("--rate", help="Requests per second, open loop: latency counts from the scheduled moment."),
@@ -107,14 +104,7 @@ def bench(
             "`optimc serve --log-traffic` wrote, an OpenAI batch, or a trace.",
         ),
     ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slo",
-            metavar="NAME=MS",
-            help="Limits in milliseconds: --slo ttft=500 tpot=40 e2e=9000. Shows how many requests keep them all.",
-        ),
-    ] = None,
+    slo: options.Slo = None,
     ladder: Annotated[
         bool,
         typer.Option("--ladder", help="Raise the rate until the --slo breaks: finds the knee, and what broke first."),
@@ -122,9 +112,7 @@ def bench(
     rates: Annotated[
         str | None, typer.Option("--rates", metavar="LIST", help="With --ladder: try exactly these, as in 1,2,4.")
     ] = None,
-    attain: Annotated[
-        float, typer.Option("--attain", help="With --ladder: share of requests that must keep the limits.")
-    ] = 0.95,
+    attain: options.Attain = 0.95,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     speculation: options.Speculation = None,
     no_speculation: options.NoSpeculation = False,
@@ -203,9 +191,11 @@ def bench(
     from optimc.cli.load_options import make_workload, parse_rates, read_dataset
     from optimc.cli.output_file import output_fault, write_output
     from optimc.measure.bench import run_bench
+    from optimc.measure.engine_ladder import MOST_CLIENTS
     from optimc.measure.load.ladder import check_ladder, run_ladder
     from optimc.measure.load.repeats import repeat_bench
     from optimc.measure.speculation import bench_speculation
+    from optimc.plan import Plan
 
     if (plan_path is None) == (url is None):
         raise ConfigError("options", [Fault("bench", "give either a PLAN or --url")])
@@ -257,6 +247,7 @@ def bench(
         [
             (url is None, ("model", "chat", "api_key"), "needs --url"),
             (url is not None, _ENGINE_OPTIONS, "is the server's to set; with --url it changes nothing here"),
+            (url is not None, ("no_bound",), "needs a PLAN: with --url nobody asks how near a bound it came"),
             (not ladder, ("attain",), "needs --ladder"),
             (turns == 1, ("turn_tokens",), "needs --turns"),
             (dataset_file is not None, _LENGTH_OPTIONS, "is for random prompts; --dataset has its own"),
@@ -270,7 +261,7 @@ def bench(
     result: BenchResult | LadderResult
     with progress_bar() as progress, ExitStack() as stack:
         bound = None
-        max_concurrency = 16
+        max_concurrency = MOST_CLIENTS
         if url is not None:
             dataset = None if dataset_file is None else read_dataset(dataset_file, workload, None)
             measure: Callable[[Workload], BenchResult] = partial(
@@ -285,10 +276,11 @@ def bench(
             )
         else:
             assert plan_path is not None
+            plan = stack.enter_context(Plan.open(plan_path))
             if not no_bound:
-                bound = _bound_of(plan_path, cache_dir, threads, max_step_tokens)
+                bound = _bound_of(plan, cache_dir, threads, max_step_tokens)
             engine = load_engine(
-                plan_path,
+                plan,
                 max_seqs=max_seqs,
                 max_step_tokens=max_step_tokens,
                 kv_memory=kv_memory,
@@ -300,8 +292,8 @@ def bench(
                 trust=trust,
             )
             stack.callback(engine.close)
-            max_concurrency = min(16, max_seqs or engine.manifest.limits.max_seqs)
-            encode = _encoder(plan_path, engine)
+            max_concurrency = min(max_concurrency, engine.max_seqs)
+            encode = _encoder(plan, engine)
             dataset = (
                 None
                 if dataset_file is None
@@ -333,25 +325,19 @@ def bench(
         raise typer.Exit(1)
 
 
-def _encoder(plan_path: Path, engine: Engine) -> Callable[[TrafficLine], list[int]]:
+def _encoder(plan: Plan, engine: Engine) -> Callable[[TrafficLine], list[int]]:
     """Return what turns a line of a file into token ids."""
-    from optimc.plan import Plan
     from optimc_runtime.chat_template import ChatTemplate
 
-    with Plan.open(plan_path) as plan:
-        template = ChatTemplate.from_plan(plan)
+    template = ChatTemplate.from_plan(plan)
     return lambda line: line.encode(engine.tokenizer, template)
 
 
-def _bound_of(
-    plan_path: Path, cache_dir: Path | None, threads: int | None, max_step_tokens: int | None
-) -> BoundOf | None:
+def _bound_of(plan: Plan, cache_dir: Path | None, threads: int | None, max_step_tokens: int | None) -> BoundOf | None:
     """Return what tells how near the machine's limits a result came; None if the machine cannot be measured now."""
     from optimc.measure.roofline.rates_store import try_rates
     from optimc.measure.roofline.row_bound import bound_of
-    from optimc.plan import Plan
     from optimc.storage import cache_folder
 
-    with Plan.open(plan_path) as plan:  # first: a plan that cannot be used is told before the machine is measured
-        rates = try_rates(cache_folder(cache_dir), threads)
-        return None if rates is None else bound_of(plan, rates, max_step_tokens=max_step_tokens)
+    rates = try_rates(cache_folder(cache_dir), threads)
+    return None if rates is None else bound_of(plan, rates, max_step_tokens=max_step_tokens)

@@ -60,21 +60,23 @@ def chat(
     )
     with Plan.open(plan_path) as plan:
         template = ChatTemplate.from_plan(plan)
-    if template is None:
-        raise RequestError(
-            f"{plan_path} has no chat template, so it cannot chat; /v1/completions of `optimc serve` works"
-        )
-    console = Console(highlight=False, soft_wrap=True)
-    history: list[Message] = [{"role": "system", "content": system}] if system else []
-    engine = load_engine(plan_path, kv_memory=kv_memory, threads=threads, speculation=speculated, trust=trust)
-    try:
-        if prompt is not None:
-            _answer(engine, template, [*history, {"role": "user", "content": prompt}], params, console, figures=False)
-            return
-        console.print(f"[dim]{HELP}[/dim]")
-        _converse(engine, template, history, params, console)
-    finally:
-        engine.close()
+        if template is None:
+            raise RequestError(
+                f"{plan_path} has no chat template, so it cannot chat; /v1/completions of `optimc serve` works"
+            )
+        engine = load_engine(plan, kv_memory=kv_memory, threads=threads, speculation=speculated, trust=trust)
+        console = Console(highlight=False, soft_wrap=True)
+        history: list[Message] = [{"role": "system", "content": system}] if system else []
+        try:
+            if prompt is not None:
+                _answer(
+                    engine, template, [*history, {"role": "user", "content": prompt}], params, console, figures=False
+                )
+                return
+            console.print(f"[dim]{HELP}[/dim]")
+            _converse(engine, template, history, params, console)
+        finally:
+            engine.close()
 
 
 def _converse(

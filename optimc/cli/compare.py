@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optimc.cli import options
 from optimc.cli.ignored_options import ignored_options
+from optimc.cli.load_options import parse_rates
 from optimc.cli.output_file import output_fault, write_output
 from optimc.cli.progress import progress_bar
+from optimc.cli.slo_option import parse_slo
 from optimc.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from optimc.build import BuildOptions
     from optimc.measure.attribution.attribution import Attribution
+    from optimc.measure.bench import BoundOf
     from optimc.measure.compare.comparison import Comparison
+    from optimc.measure.compare.failure import Failure
     from optimc.measure.roofline.rates import MachineRates
+    from optimc.measure.store import PlanSubject
     from optimc.progress import Progress
 
 
@@ -31,26 +39,16 @@ def compare(
     ],
     overrides: options.Set = None,
     output_dir: Annotated[Path, typer.Option("--output-dir", help="Where recipes' plans are, or are put.")] = Path(),
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Tokens of each prompt.")] = 512,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Tokens of each answer.")] = 128,
-    concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Numbers of clients, ascending, with commas.")
-    ] = "1,8",
+    prompt_tokens: options.PromptTokens = 512,
+    output_tokens: options.OutputTokens = 128,
+    concurrency: options.ClientCounts = "1,8",
     requests: Annotated[
         int | None, typer.Option("--requests", help="Requests measured at each concurrency; max(8, 4 × it).")
     ] = None,
     repeats: Annotated[
         int, typer.Option("--repeats", help="Runs of each benchmark; from 3 on with intervals between the runs.")
     ] = 1,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slo",
-            metavar="NAME=MS",
-            help="A limit a request must keep, in milliseconds: ttft=500, tpot=40, e2e=9000. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    slo: options.Slo = None,
     ladder: Annotated[
         bool, typer.Option("--ladder", help="Raise the arrival rate until --slo breaks, and tell the knee. Minutes.")
     ] = False,
@@ -58,11 +56,9 @@ def compare(
         str | None,
         typer.Option("--rates", help="The ladder's rates in requests/s, with commas; found by default."),
     ] = None,
-    attain: Annotated[
-        float, typer.Option("--attain", help="Share of requests that must keep --slo for a rate to pass.")
-    ] = 0.95,
-    windows: Annotated[int, typer.Option("--windows", help="Windows of evaluation text.")] = 16,
-    length: Annotated[int, typer.Option("--length", help="Tokens per window.")] = 512,
+    attain: options.Attain = 0.95,
+    windows: options.Windows = 16,
+    length: options.Length = 512,
     machine_price: Annotated[
         float | None,
         typer.Option("--machine-price", help="Price of this machine per hour: adds the cost per million tokens."),
@@ -99,7 +95,8 @@ def compare(
     """Build what is missing, measure one plan at a time, print one row per plan and mark the Pareto front.
 
     Figures are kept by plan, machine and load: what was measured before is not measured again without --fresh.
-    Exits with code 1 if a plan fails a quality gate of its recipe.
+    A plan that cannot be built or measured is told, and the others are compared. Exits with code 1 then, and if a plan
+    fails a quality gate of its recipe.
     """
     from rich.console import Console
 
@@ -109,7 +106,6 @@ def compare(
     from optimc.measure.compare.compare_plans import compare as compare_plans
     from optimc.measure.compare.config import CompareConfig
     from optimc.measure.compare.cost import Price
-    from optimc.measure.load.slo import Slo
 
     require_compiler("comparing plans with the original model")
     has_recipe = any(item.suffix.lower() in RECIPE_SUFFIXES for item in items)
@@ -129,20 +125,22 @@ def compare(
         faults.append(Fault("--markdown", "and --json are two ways to print one result; give one"))
     if faults:
         raise ConfigError("options", faults)
-    config = CompareConfig(
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        concurrencies=_numbers(concurrency, int, "--concurrency", "1,8"),
-        requests=requests,
-        windows=windows,
-        length=length,
-        threads=threads,
-        repeats=repeats,
-        slo=Slo.parse(slo) if slo else None,
-        ladder=ladder,
-        attain=attain,
-        rates=None if rates is None else _numbers(rates, float, "--rates", "0.5,1,2"),
-    )
+    ladder_rates = parse_rates(rates)
+    with options.faults_by_option(concurrencies="--concurrency"):
+        config = CompareConfig(
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            concurrencies=options.numbers_option(concurrency, int, "--concurrency", "1,8"),
+            requests=requests,
+            windows=windows,
+            length=length,
+            threads=threads,
+            repeats=repeats,
+            slo=parse_slo(slo),
+            ladder=ladder,
+            attain=attain,
+            rates=None if ladder_rates is None else tuple(ladder_rates),
+        )
     price = None if machine_price is None else Price(machine_price, currency)
     memory = options.bytes_option(max_host_bytes, "--max-host-bytes")
     attributed = None if attribution is None else read_attribution(attribution)
@@ -162,17 +160,17 @@ def compare(
             fresh=fresh,
             price=price,
             progress=progress,
-            bound_for=_bound_for(known_rates),
+            bound_for=bound_for(known_rates),
         )
-    if html is not None:
-        _write_html(html, result, attributed, known_rates)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     elif markdown:
         typer.echo(result.markdown())
     else:
         Console().print(result.table())
-        if html is not None:
+    if html is not None:
+        _write_html(html, result, attributed, known_rates)
+        if not as_json and not markdown:
             Console().print(f"report: {html}", markup=False, highlight=False)
     if not result.ok:
         raise typer.Exit(1)
@@ -185,13 +183,14 @@ def build_all(
     most: int | None,
     max_host_bytes: int | None,
     progress: Progress,
-) -> Mapping[Path, Path]:
-    """Build recipes, in processes of their own, and return their plans. Raises MeasureError naming one that fails."""
-    import os
-    import time
+) -> Mapping[Path, Path | Failure]:
+    """Build recipes, in processes of their own, and return their plans, or why there is none.
 
-    from optimc.measure.compare.build_jobs import MEMORY_SHARE, available_bytes, run_builds
+    Raises ConfigError for a recipe that cannot be read, and MeasureError where nobody knows how much memory is free.
+    """
+    from optimc.measure.compare.build_jobs import memory_for_builds, run_builds
     from optimc.measure.compare.child_build import ChildBuild
+    from optimc.measure.compare.failure import Failure
     from optimc.measure.compare.recipe_jobs import recipe_jobs
 
     jobs = recipe_jobs(recipes, options)
@@ -200,16 +199,15 @@ def build_all(
     arguments += ["--cache-dir", str(options.cache)]
     if max_host_bytes is not None:
         arguments += ["--max-host-bytes", str(max_host_bytes // most)]
-    memory_bytes = max_host_bytes if max_host_bytes is not None else int(MEMORY_SHARE * available_bytes())
-    run_builds(
+    failed = run_builds(
         jobs,
         most=most,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_for_builds(max_host_bytes, most),
         start=lambda job: ChildBuild(job, arguments),
         pause=lambda: time.sleep(0.1),
         progress=progress,
     )
-    return {job.recipe: job.output for job in jobs}
+    return {job.recipe: Failure(job.name, job.recipe, failed[job]) if job in failed else job.output for job in jobs}
 
 
 def check_items(items: Sequence[Path], options: BuildOptions) -> dict[Path, str]:
@@ -275,22 +273,27 @@ def _rates(cache: Path, threads: int | None) -> MachineRates | None:
     return try_rates(cache, threads)
 
 
-def _bound_for(rates: MachineRates | None) -> Callable[[Any], Any]:
-    """Return what gives a subject's `BoundOf`; None for every plan without rates."""
+def bound_for(rates: MachineRates | None) -> Callable[[PlanSubject], BoundOf | None]:
+    """Return what gives a plan's `BoundOf`: None without rates, and for targets whose work nobody can count."""
 
-    def bound_for(subject: Any) -> Any:
+    def find(subject: PlanSubject) -> BoundOf | None:
         if rates is None:
             return None
+        from optimc.errors import PlanTargetError
         from optimc.measure.roofline.row_bound import bound_of
         from optimc.plan import Plan
 
         with Plan.open(subject.path) as plan:
-            return bound_of(plan, rates)
+            try:
+                return bound_of(plan, rates)
+            except PlanTargetError:
+                return None
 
-    return bound_for
+    return find
 
 
 def _write_html(path: Path, result: Comparison, attribution: Attribution | None, rates: MachineRates | None) -> None:
+    from optimc.errors import PlanTargetError
     from optimc.measure.report import Report, html_report
     from optimc.measure.roofline.roofline import roofline
     from optimc.plan import Plan
@@ -301,7 +304,8 @@ def _write_html(path: Path, result: Comparison, attribution: Attribution | None,
     context = config.prompt_tokens + config.output_tokens // 2
     if rates is not None:
         for row in result.rows:
-            with Plan.open(row.path) as plan:
+            # A target whose work nobody can count has a row, and no roofline.
+            with suppress(PlanTargetError), Plan.open(row.path) as plan:
                 rooflines[row.name] = roofline(plan, rates, batches=batches, contexts=(context,))
     ladders = {row.name: row.measurement.ladder for row in result.rows if row.measurement.ladder is not None}
     command = shlex.join(["optimc", *sys.argv[1:]])
@@ -315,10 +319,3 @@ def _write_html(path: Path, result: Comparison, attribution: Attribution | None,
         method=(f"Made by: {command}",),
     )
     write_output("the report", path, html_report(report))
-
-
-def _numbers(text: str, kind: type, option: str, example: str) -> tuple[Any, ...]:
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError("options", [Fault(option, f"'{text}' is not a list like {example}")]) from None

@@ -8,15 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimc.cli.options import bytes_option
+from optimc.cli.options import bytes_option, faults_by_option
 from optimc.errors import ConfigError, Fault
 from optimc.plan import Plan
 from optimc_runtime.config import EngineConfig, SpeculationOptions
 from optimc_runtime.engine import Engine
 from optimc_runtime.policy import PolicyName
-
-_OPTIONS = {"kv_memory_bytes": "--kv-memory", "ageing_s": "--ageing", "gap_factor": "--max-gap-factor"}
-"""Fields of EngineConfig that are not named like their options."""
 
 
 def load_engine(
@@ -61,14 +58,15 @@ def load_engine(
         "ageing_s": ageing_s,
         "ttft_slo_s": None if ttft_slo_ms is None else ttft_slo_ms / 1000,
     }
-    config = _config(
-        prefix_cache=prefix_cache,
-        chunked_prefill=chunked_prefill,
-        inflight_batching=inflight_batching,
-        gap_factor=gap_factor,
-        speculation=SpeculationOptions() if speculation is None else speculation,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    with faults_by_option(kv_memory_bytes="--kv-memory", ageing_s="--ageing", gap_factor="--max-gap-factor"):
+        config = EngineConfig(
+            prefix_cache=prefix_cache,
+            chunked_prefill=chunked_prefill,
+            inflight_batching=inflight_batching,
+            gap_factor=gap_factor,
+            speculation=SpeculationOptions() if speculation is None else speculation,
+            **{name: value for name, value in given.items() if value is not None},
+        )
     engine = Engine.load(plan, config, trust=trust)
     engine.start()
     if config.speculation.mode != "off":
@@ -78,18 +76,6 @@ def load_engine(
             engine.close()
             raise
     return engine
-
-
-def _config(**given: Any) -> EngineConfig:
-    """Return the configuration. Raises ConfigError that names the options as they are given."""
-    try:
-        return EngineConfig(**given)
-    except ConfigError as error:
-        faults = [
-            replace(fault, where=_OPTIONS.get(fault.where) or f"--{fault.where.replace('_', '-')}")
-            for fault in error.faults
-        ]
-        raise ConfigError("options", faults) from None
 
 
 def speculation_options(

@@ -18,8 +18,8 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option("--against", help="Model to compare with; the one the plan was built from by default.")
     ] = None,
-    windows: Annotated[int, typer.Option("--windows", help="Windows of evaluation text.", min=1)] = 16,
-    length: Annotated[int, typer.Option("--length", help="Tokens per window.", min=2)] = 512,
+    windows: options.Windows = 16,
+    length: options.Length = 512,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let the original model bring its own Python code.")
     ] = False,
@@ -44,29 +44,30 @@ def evaluate(
     from optimc.plan import Plan, record_quality
 
     require_compiler("comparing a plan with the original model")
-    engine = load_engine(
-        plan_path,
-        kv_memory=kv_memory,
-        max_step_tokens=max_step_tokens,
-        threads=threads,
-        prefix_cache=prefix_cache,
-        chunked_prefill=chunked_prefill,
-        trust=trust,
-    )
-    try:
-        with Plan.open(plan_path) as plan, progress_bar() as progress:
-            result = eval_plan(
-                engine,
-                plan,
-                cache_dir=BuildOptions(cache_dir=cache_dir).cache,
-                against=against,
-                windows=windows,
-                length=length,
-                trust_remote_code=trust_remote_code,
-                progress=progress,
-            )
-    finally:
-        engine.close()
+    with Plan.open(plan_path) as plan:
+        engine = load_engine(
+            plan,
+            kv_memory=kv_memory,
+            max_step_tokens=max_step_tokens,
+            threads=threads,
+            prefix_cache=prefix_cache,
+            chunked_prefill=chunked_prefill,
+            trust=trust,
+        )
+        try:
+            with progress_bar() as progress:
+                result = eval_plan(
+                    engine,
+                    plan,
+                    cache_dir=BuildOptions(cache_dir=cache_dir).cache,
+                    against=against,
+                    windows=windows,
+                    length=length,
+                    trust_remote_code=trust_remote_code,
+                    progress=progress,
+                )
+        finally:
+            engine.close()
     if record:
         quality = result.to_quality()
         if quality is None:

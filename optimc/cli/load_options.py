@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimc.cli.options import faults_by_option, numbers_option
+from optimc.cli.slo_option import parse_slo
 from optimc.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from optimc.measure.load.traffic import TrafficLine
     from optimc.measure.prompts import Prompt
     from optimc.measure.workload import Workload
-
-_OPTIONS = {"rate_per_s": "--rate", "duration_s": "--duration", "prompts": "--dataset"}
-"""Fields of Workload that are not named like their options."""
 
 
 def make_workload(
@@ -32,7 +30,6 @@ def make_workload(
     **given: Any,
 ) -> Workload:
     """Return the load. `given` are further fields of Workload. Raises ConfigError with all faults, by their options."""
-    from optimc.measure.load.slo import Slo
     from optimc.measure.load.traffic import traffic_digest
     from optimc.measure.workload import Workload
 
@@ -51,7 +48,7 @@ def make_workload(
         faults.append(Fault("--turns", "makes conversations up, --dataset has its own; give one of them"))
     limits = None
     try:
-        limits = None if slo is None else Slo.parse(slo)
+        limits = parse_slo(slo)
     except ConfigError as error:
         faults += error.faults
     if arrival is None:
@@ -74,14 +71,8 @@ def make_workload(
     }
     if faults:
         raise ConfigError("options", faults)
-    try:
+    with faults_by_option(rate_per_s="--rate", duration_s="--duration", prompts="--dataset"):
         return Workload(**fields)
-    except ConfigError as error:
-        named = [
-            replace(fault, where=_OPTIONS.get(fault.where) or f"--{fault.where.replace('_', '-')}")
-            for fault in error.faults
-        ]
-        raise ConfigError("options", named) from None
 
 
 def read_dataset(
@@ -98,11 +89,5 @@ def read_dataset(
 
 
 def parse_rates(text: str | None) -> list[float] | None:
-    """Read "1,2,4.5". Raises ConfigError."""
-    if text is None:
-        return None
-    try:
-        return [float(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        fault = Fault("--rates", f"must be numbers with commas, as in 1,2,4.5, got {text!r}")
-        raise ConfigError("options", [fault]) from None
+    """Read "1,2,4.5", requests/s. Raises ConfigError."""
+    return None if text is None else list(numbers_option(text, float, "--rates", "1,2,4.5"))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from optimc.errors import ConfigError, Fault
-from optimc.storage import storing, why_not_writable
+from optimc.storage import storing, why_not_writable, write_whole
 
 
 def output_fault(path: Path | None, option: str) -> Fault | None:
@@ -30,26 +29,8 @@ def check_output(path: Path | None, option: str) -> None:
 def write_output(what: str, path: Path, text: str) -> None:
     """Write a file and the folders it lies in. A file there is replaced once all is written, or stays as it was; what
     is no plain file, /dev/stdout for one, is written to. Raises StorageError."""
-    with storing(what, path):
-        if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():
+        with storing(what, path):
             path.write_text(text, "utf-8")
-            return
-        target = path.resolve()  # a link stays one
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name[:80]}-", suffix=".tmp", dir=target.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def _umask() -> int:
-    """Return the process's mask, which can be read only by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    else:
+        write_whole(what, path, text)

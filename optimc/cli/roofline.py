@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MOST = 10**6
 """Largest batch or context; more is a slip of the hand."""
 
+_MACHINE_OPTIONS = ("check", "threads", "fresh", "cache_dir")
+
 
 def roofline(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="An engine.plan.", show_default=False)],
@@ -75,12 +77,9 @@ def roofline(
     from optimc.plan import Plan
     from optimc.storage import cache_folder
 
-    batches, contexts = _numbers("--batch", batch), _numbers("--context", context)
-    faults = [Fault("--gpu", "goes with neither --check nor --fresh nor --threads")]
-    if gpu is None or not (check or fresh or threads is not None):
-        faults = ignored_options(
-            invocation, [(gpu is not None, ("cache_dir",), "holds this machine's rates, not a GPU's")]
-        )
+    faults: list[Fault] = []
+    batches, contexts = _numbers("--batch", batch, faults), _numbers("--context", context, faults)
+    faults += ignored_options(invocation, [(gpu is not None, _MACHINE_OPTIONS, "is of this machine; --gpu needs none")])
     if faults:
         raise ConfigError("options", faults)
     with Plan.open(plan_path) as plan:
@@ -90,7 +89,9 @@ def roofline(
         else:
             peaks = try_rates(cache_folder(cache_dir), threads, fresh=fresh)
             if peaks is None:
-                raise MeasureError("too little memory is free to measure this machine")
+                raise MeasureError(
+                    "this machine is not measured, for lack of memory: free some, or see a GPU's floors with --gpu"
+                )
         found = make_roofline(plan, peaks, batches=batches, contexts=contexts)
         rows: tuple[CheckRow, ...] = ()
         if check and isinstance(peaks, MachineRates):
@@ -115,7 +116,7 @@ def _check(plan: Plan, rates: MachineRates, threads: int | None) -> tuple[CheckR
     from optimc.measure.roofline.row_bound import bound_of
 
     most = plan.manifest.limits.max_seqs
-    engine = load_engine(plan.path, threads=threads)
+    engine = load_engine(plan, threads=threads)
     try:
         with progress_bar() as progress:
             return run_check(
@@ -127,12 +128,18 @@ def _check(plan: Plan, rates: MachineRates, threads: int | None) -> tuple[CheckR
         engine.close()
 
 
-def _numbers(option: str, text: str) -> list[int]:
-    """Read "1,2,4". Raises ConfigError naming the option."""
+def _numbers(option: str, text: str, faults: list[Fault]) -> tuple[int, ...]:
+    """Read "1,2,4"; what is wrong with it is added to `faults`."""
     try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError("options", [Fault(option, f"must be whole numbers with commas, got {text!r}")]) from None
-    if max(numbers) > MOST:
-        raise ConfigError("options", [Fault(option, f"must be at most {MOST:,}, got {max(numbers):,}")])
+        numbers = options.numbers_option(text, int, option, "1,2,4")
+    except ConfigError as error:
+        faults += error.faults
+        return ()
+    if not numbers:
+        faults.append(Fault(option, "names no number"))
+    faults += [
+        Fault(option, f"must be at least 1 and at most {MOST:,}, got {number:,}")
+        for number in numbers
+        if not 1 <= number <= MOST
+    ]
     return numbers

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from optimc.cli import options
-from optimc.cli.attribute import climb, open_switched
 from optimc.cli.ignored_options import ignored_options
 from optimc.cli.output_file import check_output, write_output
 from optimc.cli.progress import progress_bar
+from optimc.cli.slo_option import parse_slo
+from optimc.cli.switched_engines import climb, open_switched, plan_quality
 from optimc.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -25,9 +26,35 @@ if TYPE_CHECKING:
     from optimc.measure.attribution.recipe_file import RecipeFile
     from optimc.measure.search.search_result import SearchResult, Trial
     from optimc.measure.search.space import Space
+    from optimc.measure.workload import Workload
+    from optimc.progress import Progress
 
 PLANS = "search/plans"
 """Folder in the cache that holds the plans of trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What a search's figures depend on beside the point."""
+
+    workload: Workload
+    attain: float
+    price_per_hour: float | None
+    windows: int
+    length: int
+    threads: int | None
+    digest: dict[str, Any]
+    """The same as the user gave it: by this an earlier search is found again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """How long a search goes on, and from where."""
+
+    trials: int
+    budget_s: float | None
+    seed: int
+    fresh: bool
 
 
 def search(
@@ -63,26 +90,21 @@ def search(
         typer.Option("--write-recipe", metavar="FILE", help="Write the best point as a recipe.", show_default=False),
     ] = None,
     overrides: options.Set = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Clients of the load.", min=1)] = 1,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", help="Length of every prompt.")] = 512,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="Length of every answer.")] = 128,
+    concurrency: options.Clients = None,
+    prompt_tokens: options.PromptTokens = 512,
+    output_tokens: options.OutputTokens = 128,
     requests: Annotated[
         int | None,
         typer.Option("--requests", help="Requests measured in a trial; max(8, 4 × clients).", show_default=False),
     ] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slo", metavar="NAME=MS", help="Limits for objective knee: ttft=500, tpot=40, e2e=9000. May be repeated."
-        ),
-    ] = None,
-    attain: Annotated[float, typer.Option("--attain", help="Share of requests that must keep the limits.")] = 0.95,
+    slo: options.Slo = None,
+    attain: options.Attain = 0.95,
     machine_price: Annotated[
         float | None,
         typer.Option("--machine-price", help="Of an hour, for objective cost.", show_default=False),
     ] = None,
-    windows: Annotated[int, typer.Option("--windows", help="Windows of evaluation text for the gates.", min=1)] = 16,
-    length: Annotated[int, typer.Option("--length", help="Tokens per window.", min=2)] = 512,
+    windows: options.Windows = 16,
+    length: options.Length = 512,
     cache_dir: options.CacheDir = None,
     threads: options.Threads = None,
     fresh: Annotated[
@@ -101,6 +123,7 @@ def search(
     from optimc.build import BuildOptions, require_compiler
     from optimc.measure.attribution.recipe_file import RecipeFile
     from optimc.measure.search.space import Space
+    from optimc.measure.workload import Workload
 
     require_compiler("searching recipes")
     check_output(write_recipe, "--write-recipe")
@@ -109,7 +132,8 @@ def search(
     chosen = Space.of_recipe(file.recipe) if space is None else Space.read(space)
     if objective is not None:
         chosen = _with_objective(chosen, objective)
-    _check_options(chosen, slo, machine_price, attain, budget_minutes)
+    _check_needs(chosen, slo, machine_price)
+    budget_s = options.seconds_option(budget_minutes, "--budget-minutes")
     is_knee = chosen.objective == "knee"
     faults = ignored_options(
         invocation,
@@ -122,13 +146,15 @@ def search(
     if faults:
         raise ConfigError("options", faults)
     _check_paths(file, chosen)
-    load = {
+    load: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
-        "concurrency": concurrency,
+        "concurrency": 1 if concurrency is None else concurrency,
         "requests": requests,
     }
-    measured = {
+    with options.faults_by_option():
+        workload = Workload(**load, slo=parse_slo(slo))
+    digest = {
         "load": load,
         "slo": slo,
         "attain": attain,
@@ -137,25 +163,16 @@ def search(
         "length": length,
         "threads": threads,
     }
+    measured = _Measured(workload, attain, machine_price, windows, length, threads, digest)
+    effort = _Effort(trials, budget_s, seed, fresh)
     with progress_bar() as progress:
-        result = _run(
-            recipe,
-            file,
-            chosen,
-            build_options,
-            measured,
-            progress,
-            trials=trials,
-            budget_minutes=budget_minutes,
-            seed=seed,
-            fresh=fresh,
-        )
-    if write_recipe is not None and result.best is not None:
-        _write_recipe(write_recipe, recipe, build_options, result.best)
+        result = _run(recipe, file, chosen, build_options, measured, effort, progress)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         Console().print(result.table())
+    if write_recipe is not None and result.best is not None:
+        _write_recipe(write_recipe, recipe, build_options, result.best)
     if result.best is None:
         raise typer.Exit(1)
 
@@ -169,22 +186,14 @@ def _with_objective(space: Space, objective: str) -> Space:
     return replace(space, objective=objective)  # type: ignore[arg-type]  # one of them, as just checked
 
 
-def _check_options(
-    space: Space,
-    slo: Sequence[str] | None,
-    machine_price: float | None,
-    attain: float,
-    budget_minutes: float | None,
-) -> None:
+def _check_needs(space: Space, slo: Sequence[str] | None, machine_price: float | None) -> None:
+    """Raise ConfigError for an objective without what it is counted by."""
     faults = []
     if space.objective == "knee" and not slo:
         faults.append(Fault("--slo", "is needed for objective knee, for example ttft=500,tpot=40"))
     if space.objective == "cost" and not (machine_price is not None and 0 < machine_price < math.inf):
-        faults.append(Fault("--machine-price", "is needed for objective cost, a price per hour above 0"))
-    if not 0 < attain <= 1:
-        faults.append(Fault("--attain", f"must be above 0 and at most 1, got {attain:g}"))
-    if budget_minutes is not None and not budget_minutes > 0:
-        faults.append(Fault("--budget-minutes", f"must be above 0, got {budget_minutes:g}"))
+        got = "" if machine_price is None else f", got {machine_price:g}"
+        faults.append(Fault("--machine-price", f"is needed for objective cost, a price per hour above 0{got}"))
     if faults:
         raise ConfigError("options", faults)
 
@@ -223,30 +232,20 @@ def _run(
     file: RecipeFile,
     space: Space,
     build_options: BuildOptions,
-    measured: dict[str, Any],
-    progress: Any,
-    *,
-    trials: int,
-    budget_minutes: float | None,
-    seed: int,
-    fresh: bool,
+    measured: _Measured,
+    effort: _Effort,
+    progress: Progress,
 ) -> SearchResult:
     """Wire sampler, builds, engines, store and quality together."""
     from optimc.build import build_recipe
-    from optimc.measure.attribution.plan_quality import PlanQuality
-    from optimc.measure.evaluation import load_reference
-    from optimc.measure.load.slo import Slo
     from optimc.measure.machine import read_machine
     from optimc.measure.search.search_result import SearchResult
     from optimc.measure.search.study import OptunaSampler, journal_path, search
     from optimc.measure.search.trial import TrialRunner
     from optimc.measure.store import EngineSwitches, MeasurementStore
-    from optimc.measure.workload import Workload
 
-    cache, threads = build_options.cache, measured["threads"]
+    cache = build_options.cache
     store, machine = MeasurementStore(cache / "measurements"), read_machine()
-    slo = Slo.parse(measured["slo"]) if measured["slo"] and space.objective == "knee" else None
-    workload = Workload(**measured["load"], slo=slo)
 
     def build(changes: Sequence[str]) -> Path:
         digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:12]
@@ -262,25 +261,23 @@ def _run(
 
     sampler = OptunaSampler(
         space,
-        journal_path(cache, space, file.recipe.digest, {**measured, "machine": machine.id}),
-        seed=seed,
-        fresh=fresh,
+        journal_path(cache, space, file.recipe.digest, {**measured.digest, "machine": machine.id}),
+        seed=effort.seed,
+        fresh=effort.fresh,
     )
-    with PlanQuality(
-        windows=measured["windows"],
-        length=measured["length"],
-        cache_dir=cache,
-        store=store,
-        machine=machine,
-        open_engine=open_switched,
-        load_reference=lambda manifest: load_reference(manifest, cache_dir=cache),
-        threads=threads,
-        fresh=fresh,
+    with plan_quality(
+        cache,
+        store,
+        machine,
+        windows=measured.windows,
+        length=measured.length,
+        threads=measured.threads,
+        fresh=effort.fresh,
         progress=progress,
     ) as quality:
         runner = TrialRunner(
             space=space,
-            workload=workload,
+            workload=measured.workload,
             check=file.check,
             build=build,
             open_engine=open_switched,
@@ -288,28 +285,26 @@ def _run(
             store=store,
             machine=machine,
             ladder=climb,
-            attain=measured["attain"],
-            price_per_hour=measured["price"],
-            switches=replace(EngineSwitches(), threads=threads),
-            fresh=fresh,
+            attain=measured.attain,
+            price_per_hour=measured.price_per_hour,
+            switches=EngineSwitches(threads=measured.threads),
+            fresh=effort.fresh,
             progress=progress,
         )
-        found = search(
-            space,
-            sampler,
-            runner,
-            trials=trials,
-            budget_s=None if budget_minutes is None else budget_minutes * 60,
-            progress=progress,
-        )
-    method = [f"load: {workload.shape()}; quality over {measured['windows']} × {measured['length']} tokens"]
+        found = search(space, sampler, runner, trials=effort.trials, budget_s=effort.budget_s, progress=progress)
+    return SearchResult(file.recipe.name, space, found, machine.to_json(), _method(file, measured))
+
+
+def _method(file: RecipeFile, measured: _Measured) -> tuple[str, ...]:
+    """Return how it was measured, in sentences."""
+    method = [f"load: {measured.workload.shape()}; quality over {measured.windows} × {measured.length} tokens"]
     gates = {name: limit for name, limit in file.recipe.quality.model_dump().items() if limit is not None}
     if gates:
         method.append("gates: " + ", ".join(f"{name} {limit:g}" for name, limit in gates.items()))
     else:
         method.append("the recipe has no quality gate: the fewest bits win, whatever they cost; give it quality.max_kl")
     method.append("each point was measured once: the best of many is flattered by chance; compare it again before use")
-    return SearchResult(file.recipe.name, space, found, machine.to_json(), tuple(method))
+    return tuple(method)
 
 
 def _write_recipe(path: Path, recipe: Path, build_options: BuildOptions, best: Trial) -> None:
@@ -324,7 +319,8 @@ def _write_recipe(path: Path, recipe: Path, build_options: BuildOptions, best: T
         parse_yaml(recipe.read_text("utf-8"), str(recipe)).data,
         (*build_options.overrides, *overrides_of(best.parameters), f"name={path.stem}"),
     )
-    lines = [f"# Found by `optimc search {recipe}`: {best.objective:.4g}, KL {best.kl}."]
+    kl = "not measured" if best.kl is None else f"{best.kl:.3g}"
+    lines = [f"# Found by `optimc search {recipe}`: {best.objective:.4g}, KL {kl}."]
     switches = {name: value for name, value in best.parameters.items() if name.startswith(SERVE)}
     if switches:
         lines.append("# Serve it with " + ", ".join(f"{name.removeprefix(SERVE)} {v}" for name, v in switches.items()))

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optimc.measure.load.slo import Slo
 
 _LIMIT = re.compile(r"(?:ttft|tpot|e2e)=.*", re.DOTALL)
 """Whatever stands behind the sign: a limit that is none is refused as a limit, not as a word too many."""
+
+
+def parse_slo(words: Sequence[str] | None) -> Slo | None:
+    """Return the limits that all --slo together set; None without any. Raises ConfigError with all faults."""
+    from optimc.measure.load.slo import Slo
+
+    return None if words is None else Slo.parse(words)
 
 
 def spread_slo(argv: Sequence[str]) -> list[str]:

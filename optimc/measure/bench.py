@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 MAX_HIT_RATE = 0.03
 """Share of prompt tokens from the prefix cache above which TTFT no longer measures prefill."""
 
-
 MAX_LAG_S = 0.010
 MAX_LAG_SHARE = 0.05
 """Lag of the load generator, p99, absolute and as a share of the TTFT, above which it is no longer negligible."""
@@ -123,8 +122,9 @@ def summarize(
     good = [exchange for exchange in run.measured if exchange.succeeded]
     failures = Counter(exchange.failure for exchange in run.measured if exchange.failure is not None)
     if not good and (not config.is_open or not run.measured):
-        reason, count = failures.most_common(1)[0] if failures else ("not sent", run.not_sent)
-        raise MeasureError(f"{description}: all {len(run.measured)} requests failed; {count} with: {reason}")
+        reasons = failures + Counter({"not sent, as an earlier turn failed": run.not_sent})
+        reason, count = reasons.most_common(1)[0]
+        raise MeasureError(f"{description}: all {reasons.total()} requests failed; {count} with: {reason}")
     wall_s = measured_wall_s(run)
     known = [e for e in good if e.prompt_tokens is not None and e.cached_tokens is not None]
     cached, prompted = sum(e.cached_tokens or 0 for e in known), sum(e.prompt_tokens or 0 for e in known)

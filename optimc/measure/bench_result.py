@@ -38,6 +38,8 @@ DEFINITIONS = {
 }
 """What each figure means; part of every JSON report and of `optimc bench --help`."""
 
+DISTRIBUTIONS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "lag_ms")
+"""Fields of a BenchResult that are distributions."""
 
 NO_SAMPLES = Distribution.of([])
 
@@ -80,7 +82,7 @@ class BenchResult:
     output_tokens_per_s: float | None
     output_tokens_per_s_whole_run: float | None
     requests_per_s: float
-    """Good requests over the whole run's time: goodput."""
+    """Good requests over the whole run's time, whatever limits they kept."""
     prefill_tokens_per_s: float | None
     prefix_hit_rate: float | None
     """Share of prompt tokens from the prefix cache; None when the server does not say."""
@@ -166,13 +168,12 @@ class BenchResult:
         """Read what `to_json` gave; the result equals the original."""
         from optimc.measure.roofline.row_bound import RowBound
 
-        distributions: dict[str, Any] = {name: Distribution(**data[name]) for name in _DISTRIBUTIONS}
-        machine = {name: value for name, value in data["machine"].items() if name != "id"}
+        distributions: dict[str, Any] = {name: Distribution(**data[name]) for name in DISTRIBUTIONS}
         thirds, goodput, resources = data["in_flight_thirds"], data["goodput"], data["resources"]
         return cls(
             description=data["measured"],
             config=Workload.from_json(data["config"]),
-            machine=Machine(**{**machine, "isa": tuple(machine["isa"])}),
+            machine=Machine.from_json(data["machine"]),
             failures=dict(data["failure_reasons"]),
             prompt_tokens=None if data["prompt_tokens"] is None else TokenRange(**data["prompt_tokens"]),
             output_tokens=None if data["output_tokens"] is None else TokenRange(**data["output_tokens"]),
@@ -293,7 +294,6 @@ def _range_json(tokens: TokenRange | None) -> dict[str, int] | None:
     return None if tokens is None else {"low": tokens.low, "median": tokens.median, "high": tokens.high}
 
 
-_DISTRIBUTIONS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "lag_ms")
 _PLAIN = (
     *("requests", "cold_ttft_ms", "output_tokens_per_s", "output_tokens_per_s_whole_run", "requests_per_s"),
     *("prefill_tokens_per_s", "prefix_hit_rate", "token_source", "wall_s", "in_flight_end", "not_sent", "runs"),

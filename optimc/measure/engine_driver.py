@@ -107,10 +107,10 @@ class EngineDriver:
     def notes(self) -> list[str]:
         """Say when the engine cannot run all clients at once."""
         # An open loop has no clients; how many were running at once stands in the report.
-        clients, max_seqs = self._config.concurrency, self._engine.manifest.limits.max_seqs
+        clients, max_seqs = self._config.concurrency, self._engine.max_seqs
         if clients <= max_seqs:
             return []
-        return [f"concurrency {clients} exceeds the plan's {max_seqs} sequences: TTFT includes queueing"]
+        return [f"concurrency {clients} exceeds the {max_seqs} requests that run at once: TTFT includes queueing"]
 
     async def close(self) -> None:
         """Do nothing: the engine belongs to the caller."""

@@ -7,6 +7,7 @@ request should have been sent: a server that stalls must not be excused because 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 TokenSource = Literal["ids", "usage", "estimate"]
@@ -88,7 +89,7 @@ class Exchange:
     @property
     def itl_s(self) -> list[float]:
         """Gaps between successive chunks, one fewer than chunks."""
-        return [b.at_s - a.at_s for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
+        return [after.at_s - before.at_s for before, after in pairwise(self.chunks)]
 
     @property
     def prefill_tokens(self) -> int:

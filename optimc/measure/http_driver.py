@@ -7,15 +7,15 @@ Conversations are words always: a server tells its answer in text. Messages alwa
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import httpx
 
 from optimc.errors import ConfigError, Fault, MeasureError
+from optimc.measure.completion_stream import CompletionStream, error_text
 from optimc.measure.driver import Clock
-from optimc.measure.exchange import Chunk, Exchange
+from optimc.measure.exchange import Exchange
 from optimc.measure.load.dataset import Dataset, LinesDataset, RandomDataset, TurnsDataset
 from optimc.measure.prompts import ChatPrompt, IdPrompts, Prompt, PromptSource, TextPrompts
 from optimc.measure.sse import SseParser
@@ -26,12 +26,9 @@ ID_RANGES = (range(1000, 30000), range(300, 380))
 """Ids tried for prompts, the first range that the server takes: inside every large vocabulary and clear of the special
 tokens at either end; then inside a byte-level one."""
 
-T = TypeVar("T")
-
 PROBE_WORDS = (16, 256)
 """Lengths of the two probes in words. A server whose longest prompt is shorter gets half as long a second one, and so
 on, as long as it is longer than the first."""
-NORMAL_FINISH = ("stop", "length")
 
 
 class HttpDriver:
@@ -110,14 +107,14 @@ class HttpDriver:
     async def send(self, prompt: Prompt, output_tokens: int, exchange: Exchange) -> None:
         """Stream one completion. Any status but 200, an error event, or an end without finish reason is a failure."""
         assert self._client is not None, "prepare comes first"
-        reader = _StreamReader(exchange)
+        reader = CompletionStream(exchange)
         payload = self._payload(prompt, output_tokens)
         self._sent += 1
         exchange.sent_s = self._clock()
         try:
             async with self._client.stream("POST", self._path(prompt), json=payload) as response:
                 if response.status_code != 200:
-                    detail = _error_text(await response.aread())
+                    detail = error_text(await response.aread())
                     exchange.fail(f"HTTP {response.status_code}: {detail}", self._clock())
                     return
                 parser = SseParser()
@@ -175,10 +172,10 @@ class HttpDriver:
                 hint = "--api-key gives a key" if response.status_code in (401, 403) else "--model names one"
                 raise MeasureError(
                     f"{self._base_url}/v1/models gives no model name (HTTP {response.status_code}: "
-                    f"{_error_text(response.content)}); {hint}"
+                    f"{error_text(response.content)}); {hint}"
                 )
             return str(response.json()["data"][0]["id"])
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise MeasureError(
                 f"{self._base_url}/v1/models gives no model name ({type(error).__name__}: {one_line(error)}); "
                 "is the server up? --model names one"
@@ -214,109 +211,6 @@ class HttpDriver:
         return await self._probe(TextPrompts(probe_config, f"{run_id}/probe", lambda tokens: tokens)(0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Usage:
-    """What the server counted. Raises ValueError for what is no count."""
-
-    output_tokens: int
-    prompt_tokens: int | None
-    cached_tokens: int | None
-
-    @classmethod
-    def of(cls, usage: Any) -> _Usage:
-        fields = _of_type(dict, usage, "usage") or {}
-        details = _of_type(dict, fields.get("prompt_tokens_details"), "prompt_tokens_details") or {}
-        return cls(
-            _count(fields, "completion_tokens") or 0,
-            _count(fields, "prompt_tokens"),
-            _count(details, "cached_tokens"),
-        )
-
-
-class _StreamReader:
-    """Turns the data of stream events into an exchange."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._finish: str | None = None
-        self._end_s: float | None = None
-        self._usage: _Usage | None = None
-
-    def read(self, data: str, now: float) -> None:
-        """Take one event."""
-        exchange = self._exchange
-        if data == "[DONE]" or exchange.failure is not None:
-            return
-        try:
-            event = json.loads(data)
-        except (ValueError, RecursionError):
-            exchange.fail(f"an event is not JSON: {data[:80]!r}", now)
-            return
-        if not isinstance(event, dict) or event.get("error"):
-            exchange.fail(f"error event: {_error_text(data.encode())}", now)
-            return
-        try:
-            self._take(event, now)
-        except ValueError as error:
-            exchange.fail(f"an event is none of a completion ({error}): {data[:80]!r}", now)
-
-    def _take(self, event: dict[str, Any], now: float) -> None:
-        """Take an event's usage and texts. Raises ValueError for anything that the protocol does not have there."""
-        exchange = self._exchange
-        usage = event.get("usage")
-        if usage:
-            self._usage = _Usage.of(usage)
-        for choice in _of_type(list, event.get("choices"), "choices") or ():
-            fields = _of_type(dict, choice, "choice") or {}
-            delta = _of_type(dict, fields.get("delta"), "delta") or {}
-            text = _of_type(str, fields.get("text"), "text") or _of_type(str, delta.get("content"), "content")
-            if text:
-                exchange.answer_texts.append(text)
-            # Tokens all the same, and waited for: what a model thinks, and the tools it calls.
-            if text or any(delta.get(name) for name in ("reasoning_content", "reasoning", "tool_calls")):
-                exchange.chunks.append(Chunk(now, None))
-                self._end_s = now
-            if fields.get("finish_reason") is not None:
-                self._finish = str(fields["finish_reason"])
-                self._end_s = now
-
-    def close(self, now: float) -> None:
-        """Judge the whole stream."""
-        exchange = self._exchange
-        if exchange.failure is None:
-            exchange.end_s = self._end_s
-        if self._usage is None:
-            exchange.source = "estimate"
-            exchange.output_tokens = len(exchange.chunks)
-        else:
-            exchange.source = "usage"
-            exchange.output_tokens = self._usage.output_tokens
-            exchange.prompt_tokens = self._usage.prompt_tokens
-            exchange.cached_tokens = self._usage.cached_tokens
-        if self._finish is None:
-            exchange.fail("the stream ended without a finish reason", now)
-        elif self._finish not in NORMAL_FINISH:
-            exchange.fail(f"finish reason {self._finish}", now)
-        elif exchange.output_tokens and not exchange.chunks:
-            exchange.fail(f"claims {exchange.output_tokens} tokens, delivered no content", now)
-
-
-def _of_type(kind: type[T], value: Any, name: str) -> T | None:
-    """Return the value; None where the server has none."""
-    if value is None:
-        return None
-    if not isinstance(value, kind):
-        raise ValueError(f"{name} is {type(value).__name__}, not {kind.__name__}")
-    return value
-
-
-def _count(fields: dict[str, Any], name: str) -> int | None:
-    count = _of_type(int, fields.get(name), name)
-    if isinstance(count, bool) or (count is not None and count < 0):
-        raise ValueError(f"{name} is {count}")
-    return count
-
-
 def _check_address(url: str, api_key: str | None) -> None:
     """Raise ConfigError, with all faults, for what the client would only choke on later."""
     faults = []
@@ -333,12 +227,3 @@ def _check_address(url: str, api_key: str | None) -> None:
         faults.append(Fault("--api-key", "holds characters that no HTTP header can carry"))
     if faults:
         raise ConfigError("options", faults)
-
-
-def _error_text(body: bytes) -> str:
-    """Return the message of an OpenAI error object, else the start of the body."""
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)[:200]
-    except (ValueError, LookupError, TypeError):
-        return body[:200].decode("utf-8", errors="replace").strip() or "no message"

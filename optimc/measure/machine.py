@@ -7,8 +7,12 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
+
+# What is free at a moment is no part of a Machine, but asked of it: one truth, the one the runtime sizes its pool by.
+from optimc_runtime.executor.available_memory import available_bytes as available_bytes
 
 ISA_FLAGS = (
     "avx2",
@@ -65,6 +69,12 @@ class Machine:
         """Return all fields and the id."""
         return {**asdict(self), "isa": list(self.isa), "id": self.id}
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Machine:
+        """Inverse of `to_json`. Raises KeyError or TypeError on anything else."""
+        taken = {field.name: data[field.name] for field in fields(cls)}
+        return cls(**{**taken, "isa": tuple(taken["isa"])})
+
 
 def read_machine(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Machine:
     """Describe this machine. `root` is where proc/ and sys/ hang; what is not there is left out, not guessed."""
@@ -80,16 +90,6 @@ def read_machine(root: Path = Path("/"), environment: Mapping[str, str] = os.env
         memory_bytes=_memory_bytes(_read(root / "proc/meminfo")),
         platform=f"{platform.system()} {platform.machine()}",
     )
-
-
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return MemAvailable; None where the kernel does not say."""
-    if not meminfo.is_file():
-        return None
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _read(path: Path) -> str:

@@ -137,16 +137,23 @@ class TextPrompts:
 
     def later_turn(self, conversation: int, turn: int, tokens: int) -> str:
         """Return words that only seed, conversation and turn determine; a word counts as `words_for` says."""
-        per_token = self._words_for(2 * tokens) - self._words_for(tokens)  # the difference: without a template's share
-        return " " + _text_of_words("turn", f"{self._config.seed}/{conversation}/{turn}", max(1, per_token))
+        return " " + _text_of_words("turn", f"{self._config.seed}/{conversation}/{turn}", self._words_of(tokens))
 
     def of_length(self, index: int, length: LengthOnly) -> str:
-        """Return equal words for equal hashes, then the request's own."""
-        words = max(1, self._words_for(length.tokens))
-        per_hash = max(1, round(words * HASH_TOKENS / max(1, length.tokens)))
-        shared = [_text_of_words("hash", f"{self._run_id}/{number}", per_hash) for number in length.hash_ids]
-        own_words = max(0, words - per_hash * len(shared))
-        return "".join(shared) + self._own_start(index) + _text_of_words("content", f"{index}", own_words)
+        """Return equal words for equal hashes, the last of which may stand for less than a block, then the request's
+        own words."""
+        count = max(1, self._words_for(length.tokens))
+        per_hash = self._words_of(HASH_TOKENS)
+        words = [word for number in length.hash_ids for word in _words("hash", f"{self._run_id}/{number}", per_hash)]
+        shared = _spaced(words[:count])
+        if len(words) >= count:
+            return shared
+        own = _text_of_words("content", f"{self._config.seed}/{index}", count - len(words))
+        return shared + self._own_start(index) + own
+
+    def _words_of(self, tokens: int) -> int:
+        """Return the words that make so many tokens inside a prompt, whatever its length: no template's share."""
+        return max(1, self._words_for(2 * tokens) - self._words_for(tokens))
 
     def _own_start(self, index: int) -> str:
         return f"{hashlib.sha256(f'{self._run_id}/{index}'.encode()).hexdigest()[:8]} "
@@ -172,8 +179,15 @@ def _length(part: str, seed: int, index: int, mean: int, spread: float) -> int:
 
 def _text_of_words(part: str, key: str, count: int) -> str:
     """Return `count` words determined by `part` and `key`, each followed by a space."""
-    choice = np.random.default_rng(seed_of(part, key)).integers(0, len(WORDS), count)
-    return "".join(f"{WORDS[i]} " for i in choice)
+    return _spaced(_words(part, key, count))
+
+
+def _words(part: str, key: str, count: int) -> list[str]:
+    return [WORDS[i] for i in np.random.default_rng(seed_of(part, key)).integers(0, len(WORDS), count)]
+
+
+def _spaced(words: Sequence[str]) -> str:
+    return "".join(f"{word} " for word in words)
 
 
 def usable_ids(vocab_size: int, special: Collection[int]) -> NDArray[np.int64]:

@@ -26,6 +26,11 @@ class ServedEngine(Protocol):
         ...
 
     @property
+    def max_seqs(self) -> int:
+        """Most requests that run at once."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """V."""
         ...

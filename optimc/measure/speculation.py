@@ -29,7 +29,7 @@ from optimc_runtime.stats import EngineStats, ProposerStats, SpeculationStats
 TURNS = (True, False, False, True)
 """Blocks with (True) and without speculation: what drifts slowly hits both alike."""
 LARGEST_BATCH = 256
-RANDOM_PROMPTS = "prompts are random ids: what is guessed of such answers says nothing about real ones; give --prompts"
+RANDOM_PROMPTS = "prompts are random ids: what is guessed of such answers says nothing about real ones; give --dataset"
 
 
 class SpeculatingEngine(ServedEngine, Protocol):
@@ -76,9 +76,12 @@ def bench_speculation(
     dataset: Dataset | None = None,
 ) -> BenchResult:
     """Measure an engine that speculates, block by block with and without. The result is that of the last block with, or
-    of one in which too many requests failed, and holds the comparison. Raises MeasureError as `run_bench` does."""
+    of one in which too many requests failed, and holds the comparison. Raises MeasureError as `run_bench` does.
+
+    `dataset` says what is sent, or `prompts`, token ids, each in turn; without either, random prompts, which the result
+    warns of.
+    """
     clock = time.perf_counter
-    dataset = None
     if dataset is None and prompts is not None:
         dataset = LinesDataset([(list(ids), config.output_tokens, None) for ids in prompts], is_scheduled=False)
     with_, without = _Side(), _Side()

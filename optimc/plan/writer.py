@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,12 +14,9 @@ from numpy.typing import NDArray
 
 from optimc.plan.container import ALIGNMENT, DTYPES, PAD_PREFIX, TensorSpec
 from optimc.plan.manifest import FORMAT_VERSION, Manifest, TensorInfo
-from optimc.storage import storing
+from optimc.storage import replacing, storing
 
 _UNKNOWN_HASH = "0" * 64
-_SUFFIX = ".tmp"
-_PREFIX_CHARACTERS = 40
-"""Of the plan's name in the temporary file's, which must not be too long for the file system where the plan's fits."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +59,11 @@ def write_plan(
 ) -> Manifest:
     """Write `tensors` and `manifest` to `path` in one atomic step; return the manifest with hashes filled in.
 
-    The data goes to a temporary file in the same folder that is renamed at the end, so an interrupted or failed
-    write leaves nothing behind and an older plan intact. What a killed process left is removed by the next write to
-    the same path. `progress` is called with the bytes of each tensor written.
+    An interrupted or failed write leaves nothing behind and an older plan intact, as `replacing` says. `progress` is
+    called with the bytes of each tensor written.
 
-    Raises StorageError if the system refuses to write.
+    Raises StorageError if the system refuses to write, ValueError for tensors of one name or of another size than they
+    declare.
     """
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"this writer writes format {FORMAT_VERSION}, not {manifest.format_version}")
@@ -79,7 +72,7 @@ def write_plan(
         raise ValueError(f"duplicate tensor names: {sorted({n for n in names if names.count(n) > 1})}")
     laid_out = _with_padding(tensors)
     hashes = dict.fromkeys(names, _UNKNOWN_HASH)
-    with storing("the plan", path), _replacing(path) as file:
+    with storing("the plan", path), replacing(path, durable=True) as file:
         header = _header(_with_hashes(manifest, hashes), laid_out)
         file.write(header)
         for tensor in laid_out:
@@ -94,42 +87,6 @@ def write_plan(
         file.seek(0)
         file.write(final_header)
     return finished
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `path` when the block ends well, and is gone when it does not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name[:_PREFIX_CHARACTERS]}."
-    _remove_abandoned(path.parent, prefix)
-    handle, name = tempfile.mkstemp(prefix=prefix, suffix=_SUFFIX, dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with suppress(OSError):  # a file system without locks: what a killed process leaves there, stays
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            _apply_umask(name)
-            temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _remove_abandoned(folder: Path, prefix: str) -> None:
-    """Delete temporary files whose writer died; one at work holds a lock, or has only just begun."""
-    for path in folder.iterdir():
-        if not (path.name.startswith(prefix) and path.name.endswith(_SUFFIX)):
-            continue
-        try:
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.stat().st_size:
-                    path.unlink()
-        except OSError:
-            continue  # locked by a living writer, or gone meanwhile
 
 
 def _with_hashes(manifest: Manifest, hashes: dict[str, str]) -> Manifest:
@@ -172,10 +129,3 @@ def _write_tensor(file: BinaryIO, tensor: PlanTensor) -> str:
     data = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
     file.write(data)
     return hashlib.sha256(data).hexdigest()
-
-
-def _apply_umask(path: str) -> None:
-    """Give the file the permissions `open` would have given it; mkstemp makes it private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    Path(path).chmod(0o666 & ~mask)

@@ -33,4 +33,5 @@ def test_nothing_measured_is_no_failure():
 
 
 def test_every_target_belongs_to_a_section_that_runs():
-    assert {target.section for target in TARGETS} == set(SECTIONS) == set(UNITS)
+    assert {target.section for target in TARGETS} <= set(SECTIONS)
+    assert list(SECTIONS) == list(UNITS)

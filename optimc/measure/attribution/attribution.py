@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,6 +12,8 @@ from rich.text import Text
 
 from optimc.measure.attribution.effect import Difference, Effect
 from optimc.measure.attribution.factors import FactorKind
+
+N = TypeVar("N", int, float)
 
 FORMAT = 1
 METRICS = {"ttft_p50": "TTFT p50", "tpot_p50": "TPOT p50", "tokens_per_s": "tokens/s", "knee": "knee"}
@@ -62,16 +64,18 @@ class Row:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Row:
-        """Inverse of `to_json`."""
+        """Inverse of `to_json`. Raises ValueError, KeyError or TypeError on anything else."""
         difference = data["kl_difference"]
+        if data["mode"] not in get_args(RowMode):
+            raise ValueError(f"mode {data['mode']!r}, want one of {', '.join(get_args(RowMode))}")
         return cls(
             factor=data["factor"],
             kind=data["kind"],
             mode=data["mode"],
             workload=data["workload"],
             metrics={n: None if e is None else Effect.from_json(e) for n, e in data["metrics"].items()},
-            plan_bytes=None if data["plan_bytes"] is None else (data["plan_bytes"][0], data["plan_bytes"][1]),
-            kl=None if data["kl"] is None else (data["kl"][0], data["kl"][1]),
+            plan_bytes=_two(data["plan_bytes"], int),
+            kl=_two(data["kl"], float),
             kl_difference=None if difference is None else Difference.from_json(difference),
             na=data["na"],
             note=data["note"],
@@ -107,7 +111,8 @@ class Attribution:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attribution:
-        """Inverse of `to_json`. Raises ValueError for another format, KeyError for what is no attribution."""
+        """Inverse of `to_json`. Raises ValueError for another format or figures that are none, KeyError or TypeError
+        for what is no attribution."""
         if data["format"] != FORMAT:
             raise ValueError(f"attribution of format {data['format']}, want {FORMAT}")
         return cls(
@@ -169,19 +174,28 @@ class Attribution:
         ]
 
 
+def _two(values: Sequence[Any] | None, kind: Callable[[Any], N]) -> tuple[N, N] | None:
+    """Return with and without. Raises ValueError or TypeError for what are not two numbers."""
+    if values is None:
+        return None
+    with_, without = values
+    return kind(with_), kind(without)
+
+
 def _effects(load: str, rows: Sequence[Row]) -> Table:
     """One load's effects. Every cell has its interval; pairs and their number stand in the heading."""
     shown = [row for row in rows if row.workload == load]
     names = [name for name in METRICS if any(row.metrics.get(name) is not None for row in shown)]
-    pairs = sorted({effect.pairs for row in shown for effect in row.metrics.values() if effect is not None})
+    effects = [effect for row in shown for effect in row.metrics.values() if effect is not None]
+    pairs = sorted({effect.pairs for effect in effects if effect.method == "t"})
     notes = "; ".join(dict.fromkeys(f"{row.factor}: {row.note}" for row in shown if row.note))
     table = Table("factor", *(METRICS[name] for name in names), title_justify="left", caption_justify="left")
-    table.title = f"{load}; n = {' or '.join(map(str, pairs))} pairs"
+    table.title = load + (f"; n = {' or '.join(map(str, pairs))} pairs" if pairs else "")
     table.caption = notes or None
     table.columns[0].no_wrap = True
     for row in shown:
-        effects = [row.metrics.get(name) for name in names]
-        table.add_row(row.factor, *("n/a" if effect is None else effect.cell() for effect in effects))
+        cells = [row.metrics.get(name) for name in names]
+        table.add_row(row.factor, *("n/a" if effect is None else effect.cell() for effect in cells))
     return table
 
 
@@ -195,15 +209,14 @@ def _plans(rows: Sequence[Row]) -> list[Table]:
     for name in dict.fromkeys(row.factor for row in rows):
         row = changed.get(name)
         if row is not None and row.plan_bytes is not None:
-            kl = "not measured" if row.kl is None and row.kl_difference is None else _kl(row)
-            table.add_row(name, f"×{row.plan_bytes[0] / row.plan_bytes[1]:.3g}", kl, row.plan)
+            table.add_row(name, f"×{row.plan_bytes[0] / row.plan_bytes[1]:.3g}", _kl(row), row.plan)
     return [table]
 
 
 def _kl(row: Row) -> str:
     if row.kl_difference is not None:
         return str(row.kl_difference)
-    return "" if row.kl is None else f"{row.kl[0] - row.kl[1]:+.2g}"
+    return "not measured" if row.kl is None else f"{row.kl[0] - row.kl[1]:+.2g}"
 
 
 def _number(value: float | None) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from optimc.measure.attribution.config import MIN_PAIRS
 from optimc.measure.attribution.paired import ORDER
@@ -40,6 +41,15 @@ class Fit:
     """Comparisons from the start that are measured; the others do not fit."""
     notes: tuple[str, ...] = ()
     """What was cut, in sentences."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields."""
+        return {**asdict(self), "notes": list(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fit:
+        """Inverse of `to_json`. Raises KeyError or TypeError on anything else."""
+        return cls(**{**data, "notes": tuple(data["notes"])})
 
 
 def fit(costs: Sequence[Cost], pairs: int, budget_s: float) -> Fit:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from optimc.errors import ConfigError, Fault
 from optimc.measure.load.slo import Slo
 from optimc.measure.workload import Workload
+from optimc_runtime.config import SpeculationOptions
 
 AttributeMode = Literal["leave-one-out", "cumulative", "both"]
 MIN_PAIRS = 3
@@ -16,7 +17,7 @@ MIN_PAIRS = 3
 
 @dataclass(frozen=True, slots=True)
 class AttributeConfig:
-    """Raises ConfigError with all faults at once."""
+    """What is compared, under which loads, and for how long. Raises ConfigError with all faults at once."""
 
     mode: AttributeMode = "both"
     pairs: int = 4
@@ -46,22 +47,28 @@ class AttributeConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        ascending = all(a < b for a, b in zip(self.concurrencies, self.concurrencies[1:], strict=False))
+        counts = self.concurrencies
+        ascending = bool(counts) and all(a < b for a, b in zip((0, *counts), counts, strict=False))
         rules = [
-            ("mode", self.mode in ("leave-one-out", "cumulative", "both"), "leave-one-out, cumulative or both"),
+            ("mode", self.mode in get_args(AttributeMode), "leave-one-out, cumulative or both"),
             ("pairs", self.pairs >= MIN_PAIRS, f"at least {MIN_PAIRS}: fewer give no interval"),
-            ("concurrency", bool(self.concurrencies) and ascending and self.concurrencies[0] >= 1, "ascending, from 1"),
+            ("concurrencies", ascending, "at least one number, ascending, from 1"),
             ("prompt_tokens", self.prompt_tokens >= 1, "at least 1"),
             ("output_tokens", self.output_tokens >= 2, "at least 2: one token has no time per token"),
             ("requests", self.requests is None or self.requests >= 1, "at least 1"),
-            ("budget", self.budget_s is None or self.budget_s > 0, "above 0"),
+            ("budget_s", self.budget_s is None or self.budget_s > 0, "above 0"),
             ("attain", 0 < self.attain <= 1, "above 0 and at most 1"),
             ("windows", self.windows >= 0, "at least 0"),
             ("length", self.length >= 2, "at least 2"),
         ]
-        faults = [Fault(name, f"must be {rule}, got {_value(self, name)}") for name, ok, rule in rules if not ok]
+        faults = [Fault(name, f"must be {rule}, got {getattr(self, name)}") for name, ok, rule in rules if not ok]
         if self.knee and self.slo is None:
             faults.append(Fault("knee", "needs limits: give --slo ttft=MS,tpot=MS"))
+        if self.speculation is not None:
+            try:
+                SpeculationOptions.parse(self.speculation)
+            except ConfigError as error:
+                faults += error.faults
         if faults:
             raise ConfigError("attribution options", faults)
 
@@ -85,8 +92,3 @@ class AttributeConfig:
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""
         return {**asdict(self), "concurrencies": list(self.concurrencies)}
-
-
-def _value(config: AttributeConfig, name: str) -> object:
-    fields = {"concurrency": "concurrencies", "budget": "budget_s"}
-    return getattr(config, fields.get(name, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,8 +39,13 @@ class Effect:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Effect:
-        """Inverse of `to_json`."""
-        return cls(data["value"], data["low"], data["high"], data["pairs"], data.get("method", "t"))
+        """Inverse of `to_json`. Raises ValueError, KeyError or TypeError on anything else: a chart cannot place what is
+        no ratio."""
+        for name in ("value", "low", "high"):
+            figure = data[name]
+            if not (0 < figure < math.inf if figure is not None else name != "value"):
+                raise ValueError(f"a ratio's {name} is a number above 0, got {figure}")
+        return cls(data["value"], data["low"], data["high"], int(data["pairs"]), data.get("method", "t"))
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields."""
@@ -85,7 +91,7 @@ class Difference:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Difference:
-        """Inverse of `to_json`."""
+        """Inverse of `to_json`. Raises KeyError on anything else."""
         return cls(data["value"], data["low"], data["high"], data["n"])
 
     def to_json(self) -> dict[str, Any]:

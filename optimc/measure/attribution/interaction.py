@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from optimc.measure.attribution.attribution import RowMode
 from optimc.measure.attribution.effect import Effect
 from optimc.measure.attribution.loads import load_name
-from optimc.measure.attribution.paired import PairFigures
+from optimc.measure.attribution.paired import METRICS, PairFigures
 from optimc.measure.load.interval import sum_of_logs
 from optimc.measure.workload import Workload
-
-METRICS = ("ttft_p50", "tpot_p50", "tokens_per_s")
 
 Measured = tuple[str, RowMode, Workload]
 """Factor, mode and load of a comparison."""

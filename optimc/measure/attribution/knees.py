@@ -45,7 +45,7 @@ class Knees:
         return f"{self.workload.prompt_tokens}+{self.workload.output_tokens} tokens, ladder"
 
     def effect(self, with_: Contender, without: Contender) -> tuple[Effect | None, str | None]:
-        """Return the quotient of both knees, or why there is none."""
+        """Return the quotient of both knees, or why there is none. Raises what running an engine raises."""
         knees = []
         for name, contender in (("with", with_), ("without", without)):
             knee = self._knee(contender)

@@ -32,7 +32,7 @@ def loads_of(factor: str, config: AttributeConfig, limits: LimitsSpec) -> Factor
     """Return the loads that show a factor: all, but for features of the runtime that need a certain one."""
     match factor:
         case "inflight_batching":
-            return _inflight_loads(config)
+            return _inflight_loads(config, limits)
         case "chunked_prefill":
             return _chunked_loads(config, limits)
         case "prefix_cache":
@@ -41,12 +41,18 @@ def loads_of(factor: str, config: AttributeConfig, limits: LimitsSpec) -> Factor
     return FactorLoads(config.workloads(), note=note)
 
 
-def _inflight_loads(config: AttributeConfig) -> FactorLoads:
+def _inflight_loads(config: AttributeConfig, limits: LimitsSpec) -> FactorLoads:
     clients = config.concurrencies[-1]
     if clients == 1:
         return FactorLoads(na="one client never waits for a batch; give a concurrency above 1")
-    longest = round(config.output_tokens * (1 + SPREAD))
-    note = f"outputs of {config.output_tokens - (longest - config.output_tokens)} to {longest} tokens"
+    shortest, longest = (round(config.output_tokens * (1 + change)) for change in (-SPREAD, SPREAD))
+    most = limits.max_seq_len
+    if most is not None and config.prompt_tokens + longest > most:
+        return FactorLoads(
+            na=f"it takes uneven answers, and {config.prompt_tokens} prompt + {longest} output tokens exceed "
+            f"limits.max_seq_len {most}; ask for fewer"
+        )
+    note = f"outputs of {max(1, shortest)} to {longest} tokens"
     return FactorLoads((config.workload(clients, output_spread=SPREAD),), note=note)
 
 
@@ -57,11 +63,11 @@ def _chunked_loads(config: AttributeConfig, limits: LimitsSpec) -> FactorLoads:
             na=f"without it the engine refuses prompts longer than a step: {prompt} tokens, max_step_tokens is {step}"
         )
     showing = [clients for clients in config.concurrencies if clients * prompt > step]
-    if not showing or showing == [1]:
+    if not showing:
         return FactorLoads(
             na=f"nothing is cut: {config.concurrencies[-1]} × {prompt} prompt tokens fit in one step of {step}"
         )
-    return FactorLoads(tuple(config.workload(clients) for clients in showing if clients > 1))
+    return FactorLoads(tuple(config.workload(clients) for clients in showing))
 
 
 def _prefix_loads(config: AttributeConfig, limits: LimitsSpec) -> FactorLoads:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from optimc.measure.attribution.block import Block
 from optimc.measure.load.interval import Ratio, paired_ratio
 from optimc.measure.workload import Workload
 
 Side = Literal["with", "without"]
+Metric = Literal["ttft_p50", "tpot_p50", "tokens_per_s"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+"""What is read of each block: medians in milliseconds, and a rate."""
+
 ORDER: tuple[Side, ...] = ("with", "without", "without", "with")
 """Of one pair. A drift by the same factor from block to block cancels: 0 + 3 = 1 + 2."""
 
@@ -39,36 +43,35 @@ class PairFigures:
                         return f"{block.failures} of {block.requests} requests failed {side} it: {block.failure}"
         return None
 
-    def ratios(self, metric: str) -> list[float] | None:
+    def ratios(self, metric: Metric) -> list[float] | None:
         """Return with / without for each pair, both as geometric means of their two blocks; None if a block has no
-        such figure. `metric`: ttft_p50, tpot_p50 or tokens_per_s."""
+        such figure, or none above 0."""
         sides = self._sides(metric)
         return None if sides is None else [a / b for a, b in zip(*sides, strict=True)]
 
-    def ratio(self, metric: str) -> Ratio | None:
+    def ratio(self, metric: Metric) -> Ratio | None:
         """Return the same as one figure with its interval."""
         sides = self._sides(metric)
         return None if sides is None else paired_ratio(*sides)
 
-    def values(self, side: Side, metric: str) -> list[float] | None:
-        """Return a metric of each block of a side."""
+    def values(self, side: Side, metric: Metric) -> list[float] | None:
+        """Return a metric of each block of a side, in the order of measuring; None if a block has no such figure."""
         read = self._reader(metric)
         found = [read(block) for pair in self.pairs for block in pair[side]]
         known = [value for value in found if value is not None]
         return known if known and len(known) == len(found) else None
 
-    def _sides(self, metric: str) -> tuple[list[float], list[float]] | None:
+    def _sides(self, metric: Metric) -> tuple[list[float], list[float]] | None:
         one, other = self.values("with", metric), self.values("without", metric)
         if one is None or other is None or min(*one, *other) <= 0:
             return None
         return _means(one), _means(other)
 
-    def _reader(self, metric: str) -> Callable[[Block], float | None]:
+    def _reader(self, metric: Metric) -> Callable[[Block], float | None]:
         if metric == "ttft_p50":
             return lambda block: block.ttft_p50_ms
         if metric == "tpot_p50":
             return lambda block: block.tpot_p50_ms
-        assert metric == "tokens_per_s", metric
         blocks = [block for pair in self.pairs for side in pair.values() for block in side]
         # One kind of throughput for all blocks, or the quotient would compare two definitions.
         if all(block.tokens_per_s is not None for block in blocks):

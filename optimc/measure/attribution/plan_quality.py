@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +12,7 @@ from optimc.measure.evaluation import EvalResult, evaluate
 from optimc.measure.machine import Machine
 from optimc.measure.store import EngineSwitches, MeasurementStore, PlanSubject, quality_key
 from optimc.progress import Progress, no_progress
+from optimc.storage import storing
 
 
 class PlanQuality:
@@ -43,7 +43,7 @@ class PlanQuality:
         self._open_engine = open_engine
         self._load_reference = load_reference
         # Scoring guesses nothing; and these are the switches under which compare files its figures.
-        self._switches = replace(EngineSwitches(), threads=threads)
+        self._switches = EngineSwitches(threads=threads)
         self._fresh = fresh
         self._progress = progress
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -51,7 +51,7 @@ class PlanQuality:
         self._known: dict[Path, EvalResult] = {}
 
     def __call__(self, subject: PlanSubject) -> EvalResult:
-        """Return the figures of a plan. Raises MeasureError as `evaluate` does."""
+        """Return the figures of a plan. Raises what opening and evaluating it raises."""
         key = quality_key(subject, self._switches, self._machine, windows=self._windows, length=self._length)
         path = self._store.path(key)
         if path not in self._known:
@@ -77,8 +77,9 @@ class PlanQuality:
 
     def _data(self, subject: PlanSubject) -> EvalData:
         if self._references is None:
-            self._cache_dir.mkdir(parents=True, exist_ok=True)
-            self._folder = tempfile.TemporaryDirectory(prefix="reference-", dir=self._cache_dir)
+            with storing("the original's logits", self._cache_dir):
+                self._cache_dir.mkdir(parents=True, exist_ok=True)
+                self._folder = tempfile.TemporaryDirectory(prefix="reference-", dir=self._cache_dir)
             folder = Path(self._folder.name)
             self._references = References(self._windows, self._length, self._load_reference, folder, self._progress)
         return self._references.prepare(subject)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimc.errors import ConfigError
+from optimc.measure.finding import faults_in_line
 from optimc.recipe import Recipe
 from optimc.recipe.overrides import apply_overrides
 from optimc.recipe.yaml_lines import parse_yaml
@@ -32,8 +33,6 @@ class RecipeFile:
     @classmethod
     def read(cls, path: Path, options: BuildOptions) -> RecipeFile:
         """Read it through the loader that builds use. Raises ConfigError."""
-        from dataclasses import replace
-
         from optimc.build import read_inputs
 
         def check(overrides: tuple[str, ...]) -> Recipe:
@@ -49,7 +48,5 @@ class RecipeFile:
         try:
             self.check(tuple(overrides))
         except ConfigError as error:
-            return "; ".join(
-                f"{fault.where}: {fault.message}" if fault.where else fault.message for fault in error.faults
-            )
+            return faults_in_line(error)
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from optimc.errors import MeasureError
-from optimc.measure import machine
+from optimc.measure.machine import available_bytes
 from optimc.progress import Progress, no_progress
 
 MEMORY_SHARE = 0.8
@@ -60,15 +60,16 @@ def run_builds(
     start: Callable[[BuildJob], RunningBuild],
     pause: Callable[[], None],
     progress: Progress = no_progress,
-) -> None:
+) -> dict[BuildJob, str]:
     """Run all builds, at most `most` at once and never needing more than `memory_bytes` together.
 
     A build that needs more than that alone runs alone: needs are estimates, and the build has checks of its own.
-    Raises MeasureError naming the first build that fails; the others are ended then, as they are on any other error.
+    Returns those that failed, each with the reason in one line; the others go on. On any error here all are ended.
     """
     waiting = list(jobs)
     running: dict[BuildJob, RunningBuild] = {}
     finished: set[str] = set()
+    failed: dict[BuildJob, str] = {}
     try:
         while waiting or running:
             for job in [job for job in waiting if _may_start(job, running, finished, most, memory_bytes)]:
@@ -84,12 +85,15 @@ def run_builds(
                 if status is None:
                     continue
                 del running[job]
-                if status != 0:
-                    raise MeasureError(_failed(job, status, build.last_words()))
-                finished.add(job.shares)
+                if status == 0:
+                    finished.add(job.shares)
+                else:
+                    failed[job] = _failed(job, status, build.last_words())
+                build.stop()
     finally:
         for build in running.values():
             build.stop()
+    return failed
 
 
 def _may_start(
@@ -104,7 +108,7 @@ def _may_start(
 
 def _failed(job: BuildJob, status: int, last_words: str) -> str:
     how = f"was ended by signal {-status}" if status < 0 else f"failed with status {status}"
-    return f"{job.name}: building {job.recipe} {how}: {last_words or 'it said nothing'}"
+    return f"building {job.recipe} {how}: {' '.join(last_words.split()) or 'it said nothing'}"
 
 
 def estimated_need(earlier_peaks: Sequence[int], checkpoint_bytes: int) -> int:
@@ -113,9 +117,21 @@ def estimated_need(earlier_peaks: Sequence[int], checkpoint_bytes: int) -> int:
     return max(earlier_peaks, default=0) or 3 * checkpoint_bytes + (1 << 30)
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return MemAvailable. Raises MeasureError where it is not told; `--build-jobs 1` needs no answer."""
-    available = machine.available_bytes(meminfo)
-    if available is not None:
-        return available
-    raise MeasureError(f"{meminfo} does not say how much memory is available; give --max-host-bytes")
+def memory_for_builds(
+    max_host_bytes: int | None, most: int, available: Callable[[], int | None] = available_bytes
+) -> int:
+    """Return what at most `most` builds at once may take together: what the user allows, or a share of what is free.
+
+    Raises MeasureError where neither is known; a build that runs alone needs no answer.
+    """
+    if max_host_bytes is not None:
+        return max_host_bytes
+    if most == 1:
+        return 0
+    free = available()
+    if free is None:
+        raise MeasureError(
+            f"this machine does not say how much memory is free for {most} builds at once; give --max-host-bytes, or "
+            "--build-jobs 1"
+        )
+    return int(MEMORY_SHARE * free)

@@ -40,10 +40,8 @@ class ChildBuild:
 
     def news(self) -> list[tuple[int, int, str]]:
         """Return steps that began and ended; the child writes a line for each, "rtn ..."."""
-        self._said.seek(self._position)
-        lines = self._said.read().split(b"\n")
-        rest = lines.pop()
-        self._position = self._said.tell() - len(rest)
+        *lines, rest = (said := self._read(self._position)).split(b"\n")
+        self._position += len(said) - len(rest)
         found: list[tuple[int, int, str]] = []
         for line in lines:
             text = line.decode(errors="replace")
@@ -55,14 +53,18 @@ class ChildBuild:
             found += self._ended()
         return found
 
+    def _read(self, position: int) -> bytes:
+        # Without seeking: the child writes where this descriptor stands, for both share its place in the file.
+        descriptor = self._said.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size - position, position)
+
     def _ended(self) -> list[tuple[int, int, str]]:
         begun, self._begun = self._begun, None
         return [] if begun is None else [(1, 1, begun)]
 
     def last_words(self) -> str:
         """Return the end of what it wrote, without the lines of progress."""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").splitlines()
+        lines = self._read(0).decode(errors="replace").splitlines()
         told = [line for line in lines if line.strip() and not line.endswith(" ...") and ": done in " not in line]
         return "\n".join(told[-12:]).removeprefix("error: ")
 

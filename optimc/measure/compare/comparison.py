@@ -11,11 +11,10 @@ from rich.console import RenderableType
 from optimc.measure.compare.columns import Column, columns_of
 from optimc.measure.compare.config import CompareConfig
 from optimc.measure.compare.cost import Price
+from optimc.measure.compare.failure import Failure
 from optimc.measure.compare.pareto import pareto_front
 from optimc.measure.compare.row import KL_FLOOR, Row
 from optimc.measure.machine import Machine
-
-__all__ = ["FRONT_MEANING", "KL_FLOOR", "Comparison", "Row", "mark_front"]
 
 FRONT_MEANING = (
     "● on the Pareto front: no other row is at least as good in TTFT p50, TPOT p50 and KL together and better in one; "
@@ -25,17 +24,19 @@ FRONT_MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rows in the order they were asked for. All have the same concurrencies."""
+    """All rows, at least one, in the order they were asked for. All have the same concurrencies."""
 
     rows: tuple[Row, ...]
     machine: Machine
     config: CompareConfig
     price: Price | None = None
+    failures: tuple[Failure, ...] = ()
+    """What has no row."""
 
     @property
     def ok(self) -> bool:
-        """Whether no row has a problem."""
-        return not any(row.problems for row in self.rows)
+        """Whether no row has a problem, and nothing failed."""
+        return not self.failures and not any(row.problems for row in self.rows)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -48,6 +49,7 @@ class Comparison:
             "format": 1,
             "ok": self.ok,
             "rows": [row.to_json() for row in self.rows],
+            "failures": [failure.to_json() for failure in self.failures],
             "machine": self.machine.to_json(),
             "setting": self.config.setting,
             "pareto": FRONT_MEANING,
@@ -71,8 +73,9 @@ class Comparison:
         return "\n".join([*lines, "", *(f"- {line}" for line in [*self.problems(), *self.footnotes()])]) + "\n"
 
     def problems(self) -> list[str]:
-        """Return what is wrong with which row, one sentence each."""
-        return [f"{row.name}: {problem}" for row in self.rows for problem in row.problems]
+        """Return what is wrong with which row, and what has none, one sentence each."""
+        wrong = [f"{row.name}: {problem}" for row in self.rows for problem in row.problems]
+        return [*map(str, self.failures), *wrong]
 
     def footnotes(self) -> list[str]:
         """Return what a reader must know, one sentence each."""

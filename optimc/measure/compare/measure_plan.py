@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from optimc.errors import MeasureError
 from optimc.measure.bench import run_bench
 from optimc.measure.bench_result import BenchResult
 from optimc.measure.compare.config import CompareConfig
 from optimc.measure.compare.measurement import Measurement, Origin
 from optimc.measure.compare.references import EvalData
+from optimc.measure.engine_ladder import climb_ladder
 from optimc.measure.evaluation import EvalResult, evaluate
 from optimc.measure.machine import Machine
 from optimc.measure.served_engine import ServedEngine
@@ -24,8 +24,6 @@ from optimc.progress import Progress
 if TYPE_CHECKING:
     from optimc.measure.bench import BoundOf
     from optimc.measure.load.ladder_result import LadderResult
-
-T = TypeVar("T")
 
 
 class Bench(Protocol):
@@ -98,7 +96,10 @@ class PlanMeasurer:
         return not self._missing()
 
     def measure(self, data: EvalData | None, instruments: Instruments, progress: Progress) -> None:
-        """Take what is missing on one engine, benchmarks first; `data` is needed if the quality is."""
+        """Take what is missing on one engine, benchmarks first; `data` is needed if the quality is.
+
+        Raises what opening the engine and measuring raise, StorageError where a figure cannot be kept.
+        """
 
         def labelled(done: int, total: int, label: str) -> None:
             progress(done, total, f"{self.subject.name}: {label}")
@@ -122,22 +123,23 @@ class PlanMeasurer:
             engine.close()
 
     def result(self) -> tuple[Measurement, tuple[str, ...]]:
-        """Return all figures, and one sentence per benchmark with too many failures."""
-        if self._missing():
-            raise MeasureError(f"{self.subject.name}: not measured: {', '.join(self._missing())}")
+        """Return all figures, and one sentence per benchmark with too many failures. `measure` comes first."""
+        assert self.is_complete, self._missing()
         known = self._known
-        names = [*self._loads, "quality", *(["ladder"] if self._config.ladder else [])]
         measurement = Measurement(
             loads=tuple(known[what].value for what in self._loads),
             quality=known["quality"].value,
             ladder=known["ladder"].value if self._config.ladder else None,
-            origins=tuple(known[name].origin for name in names),
+            origins=tuple(known[what].origin for what in self._wanted),
         )
         return measurement, tuple(self._problems)
 
+    @property
+    def _wanted(self) -> list[str]:
+        return [*self._loads, "quality", *(["ladder"] if self._config.ladder else [])]
+
     def _missing(self) -> list[str]:
-        wanted = [*self._loads, "quality", *(["ladder"] if self._config.ladder else [])]
-        return [what for what in wanted if what not in self._known]
+        return [what for what in self._wanted if what not in self._known]
 
     def _read(self) -> None:
         for what, (_load, key) in self._loads.items():
@@ -186,14 +188,12 @@ def plain_bench(repeats: int) -> Bench:
 
 
 def plain_ladder(engine: ServedEngine, config: CompareConfig, bench: Bench, progress: Progress) -> LadderResult:
-    """Climb a ladder with single runs."""
-    from optimc.measure.load.ladder import run_ladder
-
-    return run_ladder(
+    """Climb a ladder as the configuration asks for it."""
+    return climb_ladder(
+        engine,
         lambda load: bench(engine, load, progress, bound=None),
         config.ladder_workload(),
         attain=config.attain,
         rates=config.rates,
-        concurrency=min(16, engine.manifest.limits.max_seqs),
         progress=progress,
     )

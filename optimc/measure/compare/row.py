@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Row:
         """TTFT p50 and TPOT p50 at the lowest concurrency, KL: what the front is taken over. None if it is not
         eligible."""
         load, kl = self.measurement.loads[0], self.measurement.quality.kl_mean
-        if self.problems or load.ttft_p50_ms is None or load.tpot_p50_ms is None or kl is None:
+        if self.problems or load.ttft_p50_ms is None or load.tpot_p50_ms is None or kl is None or math.isnan(kl):
             return None
         return load.ttft_p50_ms, load.tpot_p50_ms, max(kl, KL_FLOOR)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from optimc.errors import ConfigError, Fault, OptimcError
-from optimc.measure.load.traffic import TrafficLine
+from optimc.measure.load.traffic import MAX_FAULTS, TrafficLine
 from optimc.measure.prompts import ChatPrompt, LengthOnly, Prompt, PromptSource, output_length
 from optimc.measure.workload import Workload
 
@@ -120,7 +120,7 @@ class LinesDataset:
     """The requests of a file, in turn and again from the start; in a trace, at their moments."""
 
     def __init__(self, calls: Sequence[tuple[Prompt | LengthOnly, int, float | None]], *, is_scheduled: bool) -> None:
-        """`calls`: prompt, output tokens, moment. Raises ConfigError if a trace lacks moments."""
+        """`calls`: prompt, output tokens, moment; of a trace each has one. Raises ConfigError if there are none."""
         if not calls:
             raise ConfigError("options", [Fault("--dataset", "holds no request")])
         self._prompts: PromptSource | None = None
@@ -213,7 +213,7 @@ def lines_dataset(
             continue
         calls.append((prompt, output, line.at_s))
     if faults:
-        raise ConfigError("dataset", faults[:20])
+        raise ConfigError("dataset", faults[:MAX_FAULTS])
     return LinesDataset(calls, is_scheduled=is_trace and workload.arrival == "trace")
 
 

@@ -1,7 +1,8 @@
 """Raising the rate step by step until the limits break, then closing in on the knee.
 
 1. A closed loop shows what is served at all; the first rate is a quarter of that.
-2. Each step raises the rate by half, until two in a row fail.
+2. Each step raises the rate by half, until two in a row fail. If none has passed by then, each step halves the first
+   rate, until one passes or the rate is next to nothing.
 3. The gap between the highest rate that passes and the lowest one above it that fails is halved (geometrically), until
    they differ by at most 10%.
 4. A rate that fails below one that passes is measured once more; failing twice stands, and is said.
@@ -20,8 +21,14 @@ from optimc.measure.load.ladder_result import LadderResult
 from optimc.measure.workload import Workload
 from optimc.progress import Progress, no_progress
 
+SEARCH_VERSION = 2
+"""Raise it when rates are searched otherwise; ladders that were kept are then climbed again."""
 START_SHARE = 0.25
+"""Of what a closed loop is served, where the search begins."""
 FACTOR = 1.5
+DOWN_FACTOR = 0.5
+LEAST_SHARE = 0.01
+"""Of what a closed loop is served: where even that is too much, requests hardly meet, and no lower rate helps them."""
 CLOSE_ENOUGH = 1.10
 """Failing over passing rate at which the knee is known."""
 
@@ -60,9 +67,9 @@ def run_ladder(
 ) -> LadderResult:
     """Measure until the knee is known. `bench` runs one load and empties the prefix cache before.
 
-    `rates`: exactly these, instead of a search. `concurrency`: of the closed loop that shows the capacity, at most the
-    engine's sequences. The workload's own arrival may be "closed" (then poisson is used), its rate does not matter.
-    Raises ConfigError before anything runs.
+    `rates`, requests/s: exactly these, instead of a search of at most `max_steps` measurements. `concurrency`: of the
+    closed loop that shows the capacity, at most the engine's sequences. The workload's own arrival may be "closed"
+    (then poisson is used), its rate does not matter. Raises ConfigError before anything runs.
     """
     check_ladder(workload, attain, rates)
     return _Ladder(bench, workload, attain, max_steps, progress).run(rates, concurrency)
@@ -96,6 +103,7 @@ class _Ladder:
         else:
             closed = self._bench(_closed(self._workload, concurrency))
             self._climb(START_SHARE * closed.requests_per_s)
+            self._descend(closed.requests_per_s)
             self._close_in()
         self._measure_again()
         if rates is None:
@@ -125,6 +133,21 @@ class _Ladder:
             failed = 0 if self._measure(rate).passes else failed + 1
             rate *= FACTOR
 
+    def _descend(self, served_per_s: float) -> None:
+        """Halve the lowest rate until one passes, if none has."""
+        while not any(step.passes for step in self._steps.values()):
+            lowest = min(self._steps)
+            rate = DOWN_FACTOR * lowest
+            stop = _refusal(self._workload, rate)
+            if rate < LEAST_SHARE * served_per_s:
+                stop = f"that is next to nothing of the {served_per_s:.3g}/s that a closed loop is served"
+            elif self._measured >= self._max_steps:
+                stop = f"{self._max_steps} measurements are the most"
+            if stop is not None:
+                self._warnings.append(f"no rate passes, and none below {lowest:.3g}/s was tried: {stop}")
+                return
+            self._measure(rate)
+
     def _close_in(self) -> None:
         """Narrow the gap above the highest passing rate."""
         while self._measured < self._max_steps:
@@ -139,6 +162,12 @@ class _Ladder:
         for rate in sorted(rate for rate, step in self._steps.items() if not step.passes):
             if passing is None or rate > passing or rate in self._again:
                 continue
+            if self._measured >= self._max_steps:
+                self._warnings.append(
+                    f"not monotone: {rate:.3g}/s failed, though {passing:.3g}/s passes; {self._max_steps} measurements "
+                    "are the most, so it was not tried again"
+                )
+                return
             self._again.add(rate)
             if not self._measure(rate).passes:
                 self._warnings.append(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, get_args
 
-from optimc.measure.bench_result import BenchResult, TokenRange
+from optimc.measure.bench_result import DISTRIBUTIONS, BenchResult, TokenRange
 from optimc.measure.exchange import TokenSource
 from optimc.measure.load.goodput import Goodput
 from optimc.measure.load.interval import Interval, t_interval
@@ -17,7 +17,6 @@ from optimc.measure.percentile import Distribution
 from optimc.measure.speculation_result import SpeculationResult
 from optimc.measure.workload import Workload
 
-_DISTRIBUTIONS = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "lag_ms")
 _RATES = (
     *("cold_ttft_ms", "output_tokens_per_s", "output_tokens_per_s_whole_run", "requests_per_s"),
     *("prefill_tokens_per_s", "prefix_hit_rate"),
@@ -41,7 +40,7 @@ def across_runs(results: Sequence[BenchResult]) -> BenchResult:
         return first
     intervals: dict[str, Interval] = {}
     changed: dict[str, Any] = {}
-    for name in _DISTRIBUTIONS:
+    for name in DISTRIBUTIONS:
         runs: list[Distribution] = [getattr(result, name) for result in results]
         middles = {}
         for q in ("p50", "p90", "p99"):

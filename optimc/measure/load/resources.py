@@ -20,7 +20,7 @@ class Resources:
     """What a process used during the load, warm-up included."""
 
     cpu_share: float | None
-    """Processor time over time and usable cores: 0..1."""
+    """Processor time over time and the cores the process may use: 0..1."""
     rss_peak_bytes: int | None
     """Most resident memory, looked at four times a second."""
     scope: str
@@ -46,6 +46,7 @@ class ResourceMeter:
 
     def __init__(self, pid: int | None, scope: str, proc: Path = Path("/proc")) -> None:
         self._scope = scope
+        self._pid = pid
         self._folder = None if pid is None else proc / str(pid)
         self._rss_peak_bytes: int | None = None
         self._start_cpu_s: float | None = None
@@ -79,10 +80,10 @@ class ResourceMeter:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
-        end_cpu_s, wall_s = self._cpu_s(), time.monotonic() - self._start_s
-        if end_cpu_s is None or self._start_cpu_s is None or wall_s <= 0:
+        end_cpu_s, wall_s, cores = self._cpu_s(), time.monotonic() - self._start_s, self._cores()
+        if end_cpu_s is None or self._start_cpu_s is None or cores is None or wall_s <= 0:
             return Resources(None, None, self._scope)
-        share = (end_cpu_s - self._start_cpu_s) / wall_s / len(os.sched_getaffinity(0))
+        share = (end_cpu_s - self._start_cpu_s) / wall_s / cores
         return Resources(share, self._rss_peak_bytes, self._scope)
 
     def _watch(self) -> None:
@@ -100,6 +101,13 @@ class ResourceMeter:
             return None
         fields = text.rpartition(")")[2].split()  # the name before may hold spaces and parentheses
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _cores(self) -> int | None:
+        """Return the cores that the process may use, which need not be those of this one."""
+        try:
+            return None if self._pid is None else len(os.sched_getaffinity(self._pid))
+        except OSError:
+            return None
 
     def _rss_bytes(self) -> int | None:
         text = self._read("statm")

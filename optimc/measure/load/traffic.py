@@ -124,7 +124,10 @@ def read_traffic(path: Path) -> Iterator[TrafficLine]:
 
 
 def traffic_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hex. Raises ConfigError if it cannot be read."""
+    """Return the SHA-256 of a file's bytes, in hex. Raises ConfigError if it cannot be read, or only once."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        why = "can be read only once, and a dataset is read twice: to be told from others, and sent; save it to a file"
+        raise ConfigError("traffic", [Fault(str(path), why)])
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -179,7 +182,7 @@ def _batch_line(number: int, row: Mapping[str, Any]) -> TrafficLine:
     unknown = sorted(row.keys() - {"custom_id", "method", "url", "body"})
     if unknown or not isinstance(body, dict):
         raise ValueError(f"unknown fields {unknown} beside a batch's body" if unknown else '"body" must be an object')
-    if not url.endswith(("/completions", "/chat/completions")):
+    if not url.endswith("/completions"):
         raise ValueError(f'"url" {url!r} is no completion')
     known = {name: body[name] for name in ("messages", "tools", "prompt", "max_tokens") if body.get(name) is not None}
     if "max_tokens" not in known and body.get("max_completion_tokens") is not None:

@@ -74,11 +74,11 @@ class PlanRendering:
 
     def _rendered(self, line: TrafficLine, text: str, ids: list[int], starts: list[int]) -> Rendered:
         tokens = line.prompt_tokens if line.prompt_tokens is not None else len(ids)
-        cut = text if len(ids) <= MAX_UNITS else text[: starts[MAX_UNITS]]
-        units = np.array(ids[:MAX_UNITS], np.int32)
         # Marks without text of their own, such as a BOS that is added, have no offset: none may lie before another.
-        at = np.maximum.accumulate(np.array(starts[:MAX_UNITS], np.int32)) if starts else np.zeros(0, np.int32)
-        return Rendered(line, cut, covering(located(line, cut), len(cut)), units, at, 1, tokens)
+        places = np.maximum.accumulate(np.array(starts, np.int32))
+        cut = text if len(ids) <= MAX_UNITS else text[: int(places[MAX_UNITS])]
+        units = np.array(ids[:MAX_UNITS], np.int32)
+        return Rendered(line, cut, covering(located(line, cut), len(cut)), units, places[:MAX_UNITS], 1, tokens)
 
     def _text_of(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         """Return the text of ids that were logged, and where each begins in it."""

@@ -237,7 +237,11 @@ def _judged(traffic: _Traffic, found: Sequence[_Found], rate: float | None) -> t
         for each in found:
             _count(traffic, each, edited, could_be, tallies)
         least = min(MIN_TOKENS, MIN_SHARE * traffic.prompt_tokens)
-        dear = {key for key, tally in tallies.items() if tally.tokens >= least and len(tally.members) >= MIN_REQUESTS}
+        dear = {
+            key
+            for key, tally in tallies.items()
+            if tally.tokens >= least and len(tally.members) >= MIN_REQUESTS and tally.example is not None
+        }
         kinds = {kind for each in found for place in each.places for kind in place.kinds}
         if kinds <= dear:
             break

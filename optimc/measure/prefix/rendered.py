@@ -7,6 +7,7 @@ Four characters are then a token, and whatever is counted in tokens is an estima
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from optimc.measure.load.traffic import TrafficLine
 from optimc.measure.prefix.span import Span, covering, json_spans
 from optimc.measure.prefix.trie import Units
+from optimc.measure.prompts import HASH_TOKENS
 
 MAX_UNITS = 1 << 16
 """What lies beyond is not looked at."""
@@ -25,8 +27,8 @@ CHARS_PER_TOKEN = 4
 ID_BASE = 0x30000
 """Token ids of which no text is known stand as characters from here on, which Unicode's normal forms leave alone."""
 _IDS = 0x110000 - ID_BASE
-_MOONCAKE_BLOCK = 512
-_BOS_RUN = re.compile(r"(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<|begin▁of▁sentence|>)+")
+_MOST_UNIT = 2**31 - 1
+_BOS_RUN = re.compile(r"(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<[|｜]begin▁of▁sentence[|｜]>)+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,9 +83,18 @@ def render(line: TrafficLine) -> Rendered | None:
     if isinstance(line.prompt, str):
         return from_pieces(line, [(line.prompt, "prompt")])
     if ids is None and line.hash_ids:
-        ids = tuple(_MOONCAKE_BLOCK * block + i for block in line.hash_ids for i in range(_MOONCAKE_BLOCK))
-        ids = ids[: line.prompt_tokens]
+        most = MAX_UNITS if line.prompt_tokens is None else min(MAX_UNITS, line.prompt_tokens)
+        ids = tuple(unit for block in line.hash_ids[: -(-most // HASH_TOKENS)] for unit in _stand_ins(block))[:most]
     return None if ids is None else from_ids(line, ids)
+
+
+def _stand_ins(block: int) -> range:
+    """Return ids that stand for the tokens of a block: equal for equal numbers, others for others."""
+    first = HASH_TOKENS * block
+    if not 0 <= first <= _MOST_UNIT - HASH_TOKENS:
+        # Too large for a unit as it is: a place among all of them, where two blocks hardly ever meet.
+        first = int.from_bytes(hashlib.sha256(str(block).encode()).digest()[:8], "big") % (_MOST_UNIT - HASH_TOKENS)
+    return range(first, first + HASH_TOKENS)
 
 
 def from_ids(line: TrafficLine, ids: Sequence[int]) -> Rendered:

@@ -16,20 +16,20 @@ AREA = Box(64.0, 16.0, WIDTH - 18, HEIGHT - 50)
 """Where points may lie; around it are ticks and titles."""
 
 
-def axes(x: Scale, y: Scale, x_title: str, y_title: str, area: Box = AREA) -> Markup:
-    """Return grid, ticks and titles. Scales run over the area, y from the bottom."""
+def axes(x: Scale, y: Scale, x_title: str, y_title: str) -> Markup:
+    """Return grid, ticks and titles. Scales run over `AREA`, y from the bottom."""
     parts = []
     for tick in y.ticks:
         at = y(tick)
-        parts.append(line(area.left, at, area.right, at, "grid"))
-        parts.append(text(area.left - 7, at + 4, y.label(tick), "tick", "end"))
+        parts.append(line(AREA.left, at, AREA.right, at, "grid"))
+        parts.append(text(AREA.left - 7, at + 4, y.label(tick), "tick", "end"))
     for tick in thinned(x):
         at = x(tick)
-        parts.append(line(at, area.bottom, at, area.bottom + 4, "axis"))
-        parts.append(text(at, area.bottom + 18, x.label(tick), "tick", "middle"))
-    parts.append(line(area.left, area.bottom, area.right, area.bottom, "axis"))
-    parts.append(text((area.left + area.right) / 2, area.bottom + 38, x_title, "axis-title", "middle"))
-    parts.append(turned_text(11.0, (area.top + area.bottom) / 2, y_title, "axis-title"))
+        parts.append(line(at, AREA.bottom, at, AREA.bottom + 4, "axis"))
+        parts.append(text(at, AREA.bottom + 18, x.label(tick), "tick", "middle"))
+    parts.append(line(AREA.left, AREA.bottom, AREA.right, AREA.bottom, "axis"))
+    parts.append(text((AREA.left + AREA.right) / 2, AREA.bottom + 38, x_title, "axis-title", "middle"))
+    parts.append(turned_text(11.0, (AREA.top + AREA.bottom) / 2, y_title, "axis-title"))
     return join(parts)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optimc.measure.report import scale
-from optimc.measure.report.chart import AREA, HEIGHT, axes, data_table, figure, figures
-from optimc.measure.report.labels import Box, shorten
+from optimc.measure.report.chart import AREA, axes, data_table, figure, figures
+from optimc.measure.report.labels import shorten
 from optimc.measure.report.marks import colour_of, key, line, mark, ring, shape_of, text
 from optimc.measure.report.svg import Markup, element, join, path
 
@@ -45,16 +45,15 @@ def curves(
     if not values:
         return None
     rates = [p.rate_per_s for curve in plans for p in curve.points]
-    area = Box(AREA.left, AREA.top, AREA.right, AREA.bottom)
     limits = [] if limit_ms is None else [limit_ms]
-    x = _axis(rates, area.left, area.right)
-    y = _axis([*values, *limits], area.bottom, area.top)
-    drawing = [axes(x, y, f"requests per second{_log(x)}", f"{y_title}{_log(y)}", area)]
+    x = _axis(rates, AREA.left, AREA.right)
+    y = _axis([*values, *limits], AREA.bottom, AREA.top)
+    drawing = [axes(x, y, f"requests per second{_log(x)}", f"{y_title}{_log(y)}")]
     if limit_ms is not None:
         at = y(limit_ms)
-        drawing.append(line(area.left, at, area.right, at, "limit"))
+        drawing.append(line(AREA.left, at, AREA.right, at, "limit"))
         # Above its line, unless that is outside.
-        drawing.append(text(area.left + 6, at - 6 if at > area.top + 16 else at + 16, f"limit {limit_ms:g} ms", "hint"))
+        drawing.append(text(AREA.left + 6, at - 6 if at > AREA.top + 16 else at + 16, f"limit {limit_ms:g} ms", "hint"))
     for index, curve in enumerate(plans):
         drawing.append(_drawn(index, curve, x, y))
     rows = [
@@ -69,9 +68,8 @@ def curves(
         f"{y_title} over the arrival rate. {told}",
         drawing,
         data_table(["plan", "requests/s", y_title, "within the limits"], rows),
-        height=HEIGHT,
         legend=_legend(plans),
-        notes=[text_ for text_ in (note, "Hollow: limits broken at this rate. Ring: the knee.") if text_],
+        notes=[*([note] if note else []), "Hollow: limits broken at this rate. Ring: the knee."],
     )
 
 

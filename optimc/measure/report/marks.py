@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from optimc.measure.report.svg import Markup, element, number, path
+from optimc.measure.report.svg import SVG_NAMESPACE, Markup, element, number, path
 
 SHAPES = ("circle", "square", "triangle", "diamond", "plus", "cross", "down", "star")
 """A series takes the next one, and begins anew when they are used up; its colour changes by another period."""
@@ -38,7 +38,7 @@ def mark(shape: str, x: float, y: float, radius: float, css_class: str) -> Marku
 def key(shape: str, css_class: str) -> Markup:
     """Return a mark on its own, as large as a letter, for legends in HTML text."""
     attrs = {"viewBox": "0 0 14 14", "class": "key", "aria-hidden": "true", "focusable": "false"}
-    return element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attrs}, mark(shape, 7.0, 7.0, 4.5, css_class))
+    return element("svg", {"xmlns": SVG_NAMESPACE, **attrs}, mark(shape, 7.0, 7.0, 4.5, css_class))
 
 
 def ring(x: float, y: float, radius: float) -> Markup:

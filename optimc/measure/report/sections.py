@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimc.measure.attribution.attribution import METRICS, Attribution
+from optimc.measure.attribution.attribution import METRICS, Attribution, RowMode
 from optimc.measure.compare.comparison import Comparison
 from optimc.measure.compare.row import KL_FLOOR, Row
 from optimc.measure.load.ladder_result import LadderResult
@@ -14,10 +14,7 @@ from optimc.measure.report.scatter import ScatterPoint, State, scatter
 from optimc.measure.report.svg import Markup, element
 from optimc.measure.roofline.roofline import Roofline
 
-_MODES = {
-    "without": ("alone", "the recipe over the recipe without it"),
-    "cumulative": ("one upon the other", "with it over without it, on top of those before"),
-}
+_MODES: dict[RowMode, str] = {"without": "alone", "cumulative": "one upon the other"}
 _MORE_IS_BETTER = frozenset({"tokens_per_s", "knee"})
 
 
@@ -120,7 +117,7 @@ def knee_reasons(report: Report) -> list[str]:
 def attribution_bars(attribution: Attribution) -> list[Markup]:
     """Return one chart per mode and metric."""
     found = []
-    for mode, (how, _meaning) in _MODES.items():
+    for mode, how in _MODES.items():
         for metric, name in METRICS.items():
             bars = [
                 RatioBar(row.factor, row.workload, effect.value, effect.low, effect.high, effect.pairs)
@@ -138,7 +135,7 @@ def attribution_table(attribution: Attribution) -> Markup | None:
     rows = [
         [
             row.factor,
-            _MODES[row.mode][0],
+            _MODES[row.mode],
             "" if row.plan_bytes is None else f"{row.plan_bytes[0] / 1e6:,.1f} / {row.plan_bytes[1] / 1e6:,.1f}",
             "" if row.kl is None else f"{row.kl[0]:.3g} / {row.kl[1]:.3g}",
         ]
@@ -150,9 +147,9 @@ def attribution_table(attribution: Attribution) -> Markup | None:
 
 
 def unmeasured(attribution: Attribution) -> list[tuple[str, str]]:
-    """Return each factor that was not measured, and why."""
-    found = {(f"{row.factor} ({_MODES[row.mode][0]})", row.na): None for row in attribution.rows if row.na is not None}
-    return [(factor, reason) for factor, reason in found if reason is not None]
+    """Return each factor that was not measured, and why, once for all loads."""
+    found = [(f"{row.factor} ({_MODES[row.mode]})", row.na) for row in attribution.rows if row.na is not None]
+    return list(dict.fromkeys(found))
 
 
 def roofline_charts(report: Report) -> list[Markup]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimc.errors import EngineError
+from optimc.measure.bench import run_bench
 from optimc.measure.roofline.synthetic import (
     BLOCK_SIZE,
     RandomFile,
@@ -23,6 +24,7 @@ from optimc.measure.roofline.synthetic import (
     weight_bytes,
 )
 from optimc.measure.roofline.timed_steps import step_of, time_steps
+from optimc.measure.workload import Workload
 from optimc_runtime.config import EngineConfig
 from optimc_runtime.engine import Engine
 from optimc_runtime.executor.base import DraftCandidates, KvPoolInfo, StepPlan, StepResult
@@ -36,7 +38,9 @@ WORK_BYTES = 64 << 20
 WIDTH = 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 64
 STEPS = 60
+"""Decode steps that are timed."""
 ALONE_S = 0.1
+"""Spent on a step's work by itself."""
 MAX_SEQ_TOKENS = 1024
 
 
@@ -104,10 +108,8 @@ def measure_engine(file: RandomFile, threads: int) -> EngineSeconds:
 def _served_s(file: RandomFile, threads: int, clients: int) -> tuple[float, float]:
     """Return the seconds per token of a closed loop, and of a step's work by itself.
 
-    What is between them is the engine and its clients, and that the work starts with caches they have used."""
-    from optimc.measure.bench import run_bench
-    from optimc.measure.workload import Workload
-
+    What is between them is the engine and its clients, and that the work starts with caches they have used.
+    """
     executor = SteadyExecutor(file, threads, NARROW_VOCAB)
     workload = Workload(
         prompt_tokens=PROMPT_TOKENS,

@@ -51,8 +51,7 @@ def execute_s(ops: Sequence[OpWork], rates: MachineRates, work: PlanWork) -> flo
 
 
 def op_seconds(op: OpWork, rates: MachineRates, working_set_bytes: int) -> float:
-    """Return the seconds of one operation; its weights are read once per step, and the
-    whole working set in between."""
+    """Return the seconds of one operation; its weights are read once per step, and the whole working set between."""
     if op.rows == 0:
         return rates.op_s
     if op.kind == "attention":

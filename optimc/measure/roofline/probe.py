@@ -15,6 +15,7 @@ from optimc.measure.machine import read_machine
 from optimc.measure.roofline.engine_overhead import measure_engine
 from optimc.measure.roofline.rates import AttentionRate, KernelKind, KernelRate, MachineRates, envelope
 from optimc.measure.roofline.synthetic import (
+    MAX_TOKENS,
     Draft,
     LightKind,
     RandomFile,
@@ -57,8 +58,15 @@ CONTEXTS = ((64, 128), (4, 2048))
 """(sequences, tokens of each): as many keys, in many heads and in few."""
 QUERY_HEADS, KV_HEADS, HEAD_DIM, LAYERS = (4, 16), 4, 64, 4
 LIGHT_OPS = 200
-TURNS, TURN_S = 5, 0.08
+"""Norms or roundings by which a program is longer than the one it is compared with."""
 CHAIN, CHAIN_ROWS = 24, 128
+"""Products and roundings in a row, and the rows they have: enough that threads read what others wrote."""
+PEAK_S = 0.4
+"""Spent on each bare loop of arithmetic."""
+STEP_S = 0.04
+"""Spent at least on each step that is timed."""
+TURNS, TURN_S = 5, 0.08
+"""Comparisons of two programs, and what is spent at least on each side of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ def measure_rates(threads: int | None = None, progress: Progress = no_progress) 
     bandwidth = _bandwidth(threads)
     advance()
     read_s_per_byte = {size: 1 / best for size, best in envelope(bandwidth)}
-    int8_ops, float_ops = _native.probe_int8_ops(threads, 0.4), _native.probe_float_ops(threads, 0.4)
+    int8_ops, float_ops = _native.probe_int8_ops(threads, PEAK_S), _native.probe_float_ops(threads, PEAK_S)
     with RandomFile.of(max(SETS) + 16 * MIB) as file:
         advance()
         light = _light(file, threads)
@@ -208,10 +216,10 @@ def _kernel(
 
 
 def _seconds(file: RandomFile, threads: int, draft: Draft, rows: Sequence[int]) -> list[Seconds]:
-    return _plan_seconds(file.plan(draft), threads, rows)
+    return _plan_seconds(file.plan(draft), threads, rows, STEP_S)
 
 
-def _plan_seconds(plan: Plan, threads: int, rows: Sequence[int], least_s: float = 0.04) -> list[Seconds]:
+def _plan_seconds(plan: Plan, threads: int, rows: Sequence[int], least_s: float) -> list[Seconds]:
     layers = kv_layers(plan.manifest.kv)
     block = _native.kv_block_bytes(layers=layers, block_size=plan.manifest.kv.block_size)
     with executor_of(plan, threads, 64, block) as executor:
@@ -222,14 +230,15 @@ def _attention(file: RandomFile, threads: int, dtype: KvDtype, op_s: float) -> A
     """Decode steps over as many keys with few and many query heads, in few and many sequences; then a prompt."""
     layout = attention_layout(dtype, KV_HEADS, HEAD_DIM, LAYERS)
     block = _native.kv_block_bytes(layers=kv_layers(layout), block_size=layout.block_size)
-    decodes = [step_of([context] * sequences, [1] * sequences) for sequences, context in CONTEXTS]
-    blocks = max(int(step.block_table.max()) for step in decodes) + 1
+    steps = [step_of([context] * sequences, [1] * sequences) for sequences, context in CONTEXTS]
+    steps.append(step_of([0], [MAX_TOKENS]))
+    blocks = max(int(step.block_table.max()) for step in steps) + 1
     taken: dict[int, list[Seconds]] = {}
     for heads in QUERY_HEADS:
         plan = file.plan(attention_draft(heads, KV_HEADS, HEAD_DIM, LAYERS), layout)
         with executor_of(plan, threads, blocks, block) as executor:
             fill_pool(executor, blocks)
-            taken[heads] = time_steps(executor, [*decodes, step_of([0], [256])])
+            taken[heads] = time_steps(executor, steps, STEP_S)
     few, many = QUERY_HEADS
     keys = [sequences * (context + 1) for sequences, context in CONTEXTS]
     spread, long = 0, 1
@@ -245,7 +254,7 @@ def _attention(file: RandomFile, threads: int, dtype: KvDtype, op_s: float) -> A
     groups = [sequences * KV_HEADS for sequences, _ in CONTEXTS]
     matrix = np.array([[LAYERS * groups[case], LAYERS * keys[case] * per_key_bytes] for case in (spread, long)])
     s_per_head, s_per_byte = np.linalg.solve(matrix, [rest_s(spread), rest_s(long)])
-    visible = 256 * 257 // 2
+    visible = MAX_TOKENS * (MAX_TOKENS + 1) // 2
     return AttentionRate(
         s_per_byte=max(0.0, float(s_per_byte)),
         s_per_element=s_per_element,

@@ -126,8 +126,7 @@ class MachineRates:
         taken["bandwidth"] = _pairs(data["bandwidth"])
         taken["kernels"] = tuple(KernelRate(**{**each, "points": _pairs(each["points"])}) for each in data["kernels"])
         taken["attention"] = {dtype: AttentionRate(**rate) for dtype, rate in data["attention"].items()}
-        machine = {field.name: data["machine"][field.name] for field in fields(Machine)}
-        taken["machine"] = Machine(**{**machine, "isa": tuple(machine["isa"])})
+        taken["machine"] = Machine.from_json(data["machine"])
         return cls(**taken)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,10 @@ from pathlib import Path
 from optimc.errors import MeasureError
 from optimc.measure.machine import Machine, available_bytes, read_machine
 from optimc.measure.roofline.rates import MachineRates
-from optimc.storage import storing
+from optimc.storage import write_whole
 
 LEAST_MEMORY_BYTES = 3 << 30
-"""Measuring takes about 1.2 GiB at once; nobody else is to be pressed out of memory for it."""
+"""Measuring takes about 1.1 GiB at once; nobody else is to be pressed out of memory for it."""
 
 
 def rates_path(cache: Path, machine: Machine, threads: int, instruction_set: str, native: str) -> Path:
@@ -24,22 +23,20 @@ def rates_path(cache: Path, machine: Machine, threads: int, instruction_set: str
 
 
 def load_rates(path: Path) -> MachineRates | None:
-    """Return the rates in a file; None if there is none. Raises MeasureError if it is damaged."""
-    if not path.is_file():
-        return None
+    """Return the rates in a file; None if there is none. Raises MeasureError if it is damaged or cannot be read."""
     try:
         return MachineRates.from_json(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MeasureError(f"{path}: {error.strerror or error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise MeasureError(f"{path}: not a machine's rates ({error!r}); delete it, or measure with --fresh") from error
 
 
 def save_rates(path: Path, rates: MachineRates) -> None:
-    """Keep the rates, in place of earlier ones."""
-    with storing("the machine's rates", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")  # two commands may measure at once
-        temporary.write_text(json.dumps(rates.to_json(), indent=2), encoding="utf-8")
-        temporary.replace(path)
+    """Keep the rates, in place of earlier ones. Raises StorageError, and leaves those, if there is no room for them."""
+    write_whole("the machine's rates", path, json.dumps(rates.to_json(), indent=2))
 
 
 def try_rates(
@@ -53,7 +50,8 @@ def try_rates(
 
     `fresh` measures in any case; of earlier rates the peaks are kept where they were better.
 
-    None if there are none and too little memory is free to measure them. Raises MeasureError if the file is damaged.
+    None if too little memory is free to measure them, which is said too. Raises MeasureError if the file is damaged,
+    StorageError if the rates cannot be kept.
     """
     from optimc_runtime import _native
     from optimc_runtime.executor.cores import usable_cores
@@ -67,7 +65,7 @@ def try_rates(
     if available is not None and available < LEAST_MEMORY_BYTES:
         print(
             f"this machine's rates are not measured: {available >> 20:,} MiB of memory are free, it takes "
-            f"{LEAST_MEMORY_BYTES >> 20:,}; figures come without a bound",
+            f"{LEAST_MEMORY_BYTES >> 20:,}; no bound is known until that much is free",
             file=sys.stderr,
         )
         return None

@@ -15,9 +15,8 @@ from optimc.plan import Plan
 from optimc_runtime.executor.base import StepPlan
 from optimc_runtime.executor.cpu import CpuExecutor
 
-Clock = Callable[[], float]
 FEWEST_TIMES, MOST_TIMES = 3, 60
-"""A step is run, but for once before."""
+"""A step is run and timed, after once that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,13 @@ def fill_pool(executor: CpuExecutor, blocks: int) -> None:
 
 
 def time_steps(
-    executor: CpuExecutor, steps: Sequence[StepPlan], least_s: float = 0.04, clock: Clock = time.perf_counter
+    executor: CpuExecutor,
+    steps: Sequence[StepPlan],
+    least_s: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Seconds]:
     """Run each step once, then all in turns; return each one's times. A step is run until `least_s` are spent on it,
-    but a few times at least, and not without end."""
+    but FEWEST_TIMES at least and MOST_TIMES at most."""
     times: list[list[float]] = [[] for _ in steps]
     for step in steps:
         executor.execute(step)

@@ -185,15 +185,9 @@ def step_work(work: PlanWork, shape: StepShape) -> tuple[OpWork, ...]:
     """Return the work of a step's operations, in order."""
     if work.program is None:
         return (_unknown_program(work, shape),)
-    return _count(work, work.program, work.program.ops, shape)
-
-
-def draft_work(work: PlanWork, rows: int, heads: int) -> tuple[OpWork, ...]:
-    """Return the work of the Medusa heads when they draft for `rows` rows; none without heads."""
-    if work.program is None or work.program.heads is None:
-        return ()
-    shape = StepShape((0,) * rows, (1,) * rows, rows * heads)
-    return _count(work, work.program, work.program.heads.ops, shape)
+    counter = _Counter(work, work.program, shape)
+    replicable = _replicable(work.program)
+    return tuple(counter.count(op, replicable) for op in work.program.ops)
 
 
 def distinct_bytes(ops: Iterable[OpWork]) -> int:
@@ -201,15 +195,9 @@ def distinct_bytes(ops: Iterable[OpWork]) -> int:
     return sum({name: size for op in ops for name, size in op.weights.items()}.values())
 
 
-def _count(work: PlanWork, program: CpuProgram, ops: tuple[Op, ...], shape: StepShape) -> tuple[OpWork, ...]:
-    counter = _Counter(work, program, shape)
-    replicable = _replicable(ops, program)
-    return tuple(counter.count(op, replicable) for op in ops)
-
-
-def _replicable(ops: tuple[Op, ...], program: CpuProgram) -> frozenset[int]:
+def _replicable(program: CpuProgram) -> frozenset[int]:
     """Return the quantized buffers that every thread may have its own copy of: whoever writes them writes no more."""
-    shared = {op.quantized for op in ops if isinstance(op, Norm) and (op.out is not None or op.sum is not None)}
+    shared = {op.quantized for op in program.ops if isinstance(op, Norm) and (op.out is not None or op.sum is not None)}
     return frozenset(
         index for index, each in enumerate(program.buffers) if isinstance(each, QuantizedBuffer) and index not in shared
     )

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from optimc.measure.compare.pareto import pareto_front
 from optimc.measure.search.space import Space, Value
 
 FORMAT = 1
@@ -65,9 +66,9 @@ class SearchResult:
     @property
     def frontier(self) -> tuple[Trial, ...]:
         """Trials that no other beats in objective without being farther from the original, by objective."""
-        known = [trial for trial in self._measured() if trial.kl is not None]
-        front = [trial for trial in known if not any(self._dominates(other, trial) for other in known)]
-        return tuple(sorted(front, key=self._score))
+        known = [(trial, (self._score(trial), trial.kl)) for trial in self._measured() if trial.kl is not None]
+        marks = pareto_front([costs for _, costs in known])
+        return tuple(sorted((trial for (trial, _), best in zip(known, marks, strict=True) if best), key=self._score))
 
     def to_json(self) -> dict[str, Any]:
         """Return everything; best and frontier as numbers of trials."""
@@ -121,13 +122,6 @@ class SearchResult:
         """Smaller is better."""
         assert trial.objective is not None
         return -trial.objective if self.space.maximised else trial.objective
-
-    def _dominates(self, one: Trial, other: Trial) -> bool:
-        assert one.kl is not None
-        assert other.kl is not None
-        scores = self._score(one), self._score(other)
-        no_worse = scores[0] <= scores[1] and one.kl <= other.kl
-        return no_worse and (scores[0] < scores[1] or one.kl < other.kl)
 
 
 def _short(paths: Sequence[str]) -> list[str]:

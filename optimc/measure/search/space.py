@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from optimc.recipe.yaml_lines import parse_yaml
 
 Value = bool | int | float | str
 Parameters = Mapping[str, Value]
-"""Choice to the value taken."""
+"""From a choice to the value taken."""
 Objective = Literal["tpot_p50_ms", "ttft_p50_ms", "tokens_per_s", "knee", "cost"]
 
 MAXIMISED = ("tokens_per_s", "knee")
@@ -133,10 +134,11 @@ def _choice_faults(path: str, values: object) -> list[Fault]:
     faults = [
         Fault(where, f"values are numbers, words, true or false, got {value!r}")
         for value in values
-        if not isinstance(value, bool | int | float | str)
+        if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value))
     ]
-    if not faults and len({json.dumps(value) for value in values}) != len(values):
-        faults.append(Fault(where, "a value is given twice"))
+    # By equality, as the sampler tells values apart: what it learns of 4.0 it would count for 4.
+    if not faults and len(set(values)) != len(values):
+        faults.append(Fault(where, "a value is given twice; 4 and 4.0 are one, and so are 1 and true"))
     if path.startswith(SERVE):
         name = path.removeprefix(SERVE)
         if name not in SWITCHES:

@@ -52,7 +52,7 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     progress: Progress = no_progress,
 ) -> tuple[Trial, ...]:
-    """Try points until `trials` of them are known, all of them, or the time is over; return them in order.
+    """Try points until `trials` of them are known, all of them, or `budget_s` seconds are over; return them in order.
 
     Trials of earlier runs count. A point that is proposed again is answered from what is known.
     """

@@ -14,6 +14,7 @@ from optimc.measure.bench_result import BenchResult
 from optimc.measure.compare.cost import cost_per_million
 from optimc.measure.compare.gates import failed_gates
 from optimc.measure.evaluation import EvalResult
+from optimc.measure.finding import faults_in_line, reason_of
 from optimc.measure.machine import Machine
 from optimc.measure.search.search_result import Trial
 from optimc.measure.search.space import Parameters, Space, overrides_of, switches_of
@@ -33,6 +34,7 @@ from optimc.recipe import QualitySpec, Recipe
 Build = Callable[[Sequence[str]], Path]
 """From overrides to the plan. Raises OptimcError."""
 Check = Callable[[tuple[str, ...]], Recipe]
+"""From overrides to the checked recipe. Raises ConfigError."""
 Bench = Callable[[ServedEngine, Workload, Progress], BenchResult]
 Ladder = Callable[[ServedEngine, Workload, float], Mapping[str, Any]]
 """Returns `LadderResult.to_json()`."""
@@ -60,17 +62,20 @@ class TrialRunner:
     progress: Progress = no_progress
 
     def __call__(self, parameters: Parameters) -> Trial:
-        """Measure a point. A point that cannot be built or run is a trial that says why."""
+        """Measure a point. A point that cannot be built or run is a trial that says why.
+
+        Raises StorageError and MissingExtraError: what the machine lacks is no fault of the point, which would never be
+        tried again.
+        """
         overrides = overrides_of(parameters)
         try:
             recipe = self.check(overrides)
         except ConfigError as error:
-            reason = "; ".join(f"{fault.where}: {fault.message}" for fault in error.faults)
-            return Trial(parameters, "refused", reason=reason)
+            return Trial(parameters, "refused", reason=faults_in_line(error))
         try:
             return self._measured(parameters, recipe, PlanSubject.open(self.build(overrides)))
         except OptimcError as error:
-            return Trial(parameters, "failed", reason=str(error).splitlines()[0])
+            return Trial(parameters, "failed", reason=reason_of(error))
 
     def _measured(self, parameters: Parameters, recipe: Recipe, subject: PlanSubject) -> Trial:
         quality = self.quality(subject)

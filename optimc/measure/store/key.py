@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
 
+from optimc.measure.load.ladder import SEARCH_VERSION
 from optimc.measure.machine import Machine
 from optimc.measure.store.engine_switches import EngineSwitches
 from optimc.measure.store.subject import PlanSubject
@@ -63,9 +64,10 @@ def ladder_key(
     attain: float,
     rates: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return the key of a ladder of `workload`, which has the limits; `rates` are those asked for, in requests/s."""
-    asked = None if rates is None else [float(rate) for rate in rates]
-    return measurement_key(subject, workload, engine, machine, "ladder", {"attain": attain, "rates": asked})
+    """Return the key of a ladder of `workload`, which has the limits; `rates` are those asked for, in requests/s, and
+    None where they are searched."""
+    tried = {"search": SEARCH_VERSION} if rates is None else {"rates": [float(rate) for rate in rates]}
+    return measurement_key(subject, workload, engine, machine, "ladder", {"attain": attain, **tried})
 
 
 def _versions(subject: PlanSubject) -> dict[str, str]:

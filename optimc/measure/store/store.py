@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from optimc.errors import ConfigError, MeasureError
-from optimc.storage import storing
+from optimc.storage import write_whole
 
 MEASUREMENT_VERSION = 2
 """Raise it when a figure's meaning changes; older measurements are then taken again."""
@@ -80,18 +78,7 @@ class MeasurementStore:
         path = self.path(key)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         found = {"format": MEASUREMENT_VERSION, "what": key["what"], "measured_at": now, "key": key, "data": data}
-        text = json.dumps(found, indent=2)
-        with storing("the measurement", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-            temporary = Path(name)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        write_whole("the measurement", path, json.dumps(found, indent=2))
         return now
 
     def path(self, key: Mapping[str, Any]) -> Path:

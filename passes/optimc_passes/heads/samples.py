@@ -19,14 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimc.storage import storing
+from optimc.storage import storing, write_whole
 from optimc_passes.artifact import derive_key
 
 _INDEX, _TOKENS, _HIDDEN = "samples.json", "tokens.i32", "hidden.f16"
 _LARGEST = np.float32(np.finfo(np.float16).max)
-
-FILES = (_INDEX, f"{_INDEX}.tmp", _TOKENS, _HIDDEN)
-"""Everything a folder of samples holds."""
 
 
 class Sample(NamedTuple):
@@ -141,9 +138,7 @@ class SampleStore:
 
     def _write_index(self) -> None:
         facts = {"width": self.width, "pieces": [vars(piece) for piece in self.pieces]}
-        temporary = self.folder / f"{_INDEX}.tmp"
-        temporary.write_text(json.dumps({"sha256": derive_key(facts), "facts": facts}))
-        temporary.replace(self.folder / _INDEX)
+        write_whole("samples", self.folder / _INDEX, json.dumps({"sha256": derive_key(facts), "facts": facts}))
 
     def _read_index(self) -> list[Piece]:
         written = json.loads((self.folder / _INDEX).read_bytes())

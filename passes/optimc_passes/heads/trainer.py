@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimc.progress import Progress
-from optimc.storage import storing
+from optimc.storage import replacing, storing
 from optimc_passes.heads.batches import SEGMENT, Batch, Segments
 from optimc_passes.heads.config import MedusaConfig
 from optimc_passes.heads.measure import accepted_length
@@ -277,10 +277,8 @@ class Trainer:
             "best": self._best,
             "optimizer": self._optimizer.state_dict(),
         }
-        temporary = path.with_suffix(".tmp")
-        with storing("unfinished training", path):
-            torch.save(written, temporary)
-            temporary.replace(path)
+        with storing("unfinished training", path), replacing(path) as file:
+            torch.save(written, file)
 
     def _load(self, path: Path, state: TrainState) -> bool:
         """Take over an earlier state; False if there is none, or it is harmed or of another training."""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from optimc.errors import CheckpointError
 from optimc.plan import LayerReport
-from optimc.storage import storing
+from optimc.storage import storing, write_whole
 from optimc_passes.artifact import derive_key
 from optimc_passes.cache import read_weight, write_weight
 from optimc_passes.cache_entry import PARTIAL_LOCK
@@ -140,9 +140,8 @@ class PartialWork:
             "measured": self._measured,
             "streams": self._streams,
         }
-        temporary = self._folder / f"{_PROGRESS}.tmp"
-        temporary.write_text(json.dumps({"sha256": derive_key(progress), "progress": progress}))
-        temporary.replace(self._folder / _PROGRESS)
+        text = json.dumps({"sha256": derive_key(progress), "progress": progress})
+        write_whole("unfinished work", self._folder / _PROGRESS, text)
 
     def _read(self) -> Resumed:
         written = json.loads((self._folder / _PROGRESS).read_bytes())

@@ -1,10 +1,12 @@
-"""`optimc compare` looks at all it is given before it builds any of it."""
+"""`optimc compare` looks at all it is given before it builds any of it; what has no bound is compared all the same."""
 
 import pytest
 
 from optimc.build import BuildOptions
-from optimc.cli.compare import check_items, read_attribution
+from optimc.cli.compare import bound_for, check_items, read_attribution
 from optimc.errors import ConfigError
+from optimc.measure.store import PlanSubject
+from optimc.plan import TargetInfo
 
 
 @pytest.fixture
@@ -62,7 +64,16 @@ def test_a_name_given_to_all_recipes_is_such_a_mistake(recipe, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "No such file"), ("{}", "is not what `optimc attribute --json` prints"), ("[1]", "is not what")],
+    [
+        (None, "No such file"),
+        ("{}", "is not what `optimc attribute --json` prints"),
+        ("[1]", "is not what"),
+        (
+            '{"format": 1, "recipe": "r", "base": {}, "rows": [], "machine": {}, "method": [], "interaction": {"x": '
+            '{"value": NaN, "low": null, "high": null, "pairs": 1}}}',
+            "a number above 0, got nan",
+        ),
+    ],
 )
 def test_an_attribution_that_is_none_is_refused(tmp_path, text, said):
     path = tmp_path / "attribution.json"
@@ -70,3 +81,8 @@ def test_an_attribution_that_is_none_is_refused(tmp_path, text, said):
         path.write_text(text)
     with pytest.raises(ConfigError, match=f"--attribution: .*{said}"):
         read_attribution(path)
+
+
+def test_a_target_whose_work_nobody_can_count_has_no_bound(plan):
+    subject = PlanSubject.open(plan("gpu.plan", target=TargetInfo(backend="tensorrt")))
+    assert bound_for(object())(subject) is None

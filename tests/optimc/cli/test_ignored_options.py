@@ -37,7 +37,10 @@ def refused(*words):
         (["attribute", "r.yaml", "--slo", "ttft=5", "--attain", "0.9"], {"--slo", "--attain"}),
         (["attribute", "r.yaml", "--windows", "0", "--length", "64"], {"--length"}),
         (["roofline", "a.plan", "--gpu", "H100", "--cache-dir", "x"], {"--cache-dir"}),
+        (["roofline", "a.plan", "--gpu", "H100", "--check", "--fresh"], {"--check", "--fresh"}),
         (["roofline", "a.plan", "--batch", "1" + "0" * 30], {"--batch"}),
+        (["roofline", "a.plan", "--batch", "0", "--context", "x"], {"--batch", "--context"}),
+        (["roofline", "a.plan", "--batch", ","], {"--batch"}),
     ],
 )  # fmt: skip
 def test_what_would_change_nothing_is_refused(words, names):

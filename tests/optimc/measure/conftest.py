@@ -100,6 +100,7 @@ class ScriptedEngine:
         self._script = script
         self.manifest = make_manifest(**manifest)
         self.max_seq_len = self.manifest.limits.max_seq_len
+        self.max_seqs = self.manifest.limits.max_seqs
         self.vocab_size = self.manifest.model.vocab_size
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []

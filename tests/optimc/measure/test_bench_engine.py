@@ -221,10 +221,11 @@ def test_too_long_for_the_plan_is_refused_before_anything_runs(bench, scripted_e
     assert engine.prompts == []
 
 
-def test_more_clients_than_sequences_is_said(bench, scripted_engine, steady_script):
-    engine = scripted_engine(steady_script(0.1, 0.01), max_seqs=2)
+def test_more_clients_than_run_at_once_is_said(bench, scripted_engine, steady_script):
+    engine = scripted_engine(steady_script(0.1, 0.01), max_seqs=8)
+    engine.max_seqs = 2  # fewer than the plan allows, as --max-seqs asks
     result = bench(engine, prompt_tokens=16, output_tokens=2, concurrency=3, requests=3)
-    assert result.warnings == ("concurrency 3 exceeds the plan's 2 sequences: TTFT includes queueing",)
+    assert result.warnings == ("concurrency 3 exceeds the 2 requests that run at once: TTFT includes queueing",)
 
 
 def test_short_answers_are_shown_against_what_was_asked(bench, scripted_engine):

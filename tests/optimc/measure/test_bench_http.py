@@ -100,6 +100,13 @@ def test_every_kind_of_failure_is_counted_and_excluded(bench, stub):
     assert (result.ttft_ms.p50, result.ttft_ms.p90) == (pytest.approx(100), pytest.approx(100))
 
 
+def test_a_refusal_in_no_words_at_all_fails_its_request_only(bench, stub):
+    good = [(0.1, stub.text("a", "length")), (0, stub.usage(16, 1) + stub.done)]
+    server = stub.Server(lambda number, body: (503, [(0, b"[" * 100_000)]) if number == 1 else (200, good))
+    result = bench(server, prompt_tokens=16, output_tokens=2, requests=4, warmup_requests=0)
+    assert result.failures == {"HTTP 503: " + "[" * 200: 1}
+
+
 def test_a_stream_without_finish_reason_is_a_failure_however_clean_it_ends(bench, stub):
     pieces = [(0.1, stub.text("a")), (0, stub.usage(16, 1) + stub.done)]
     server = stub.Server(lambda number, body: (200, pieces))

@@ -3,7 +3,7 @@ from itertools import combinations
 import pytest
 
 from optimc.errors import ConfigError, MeasureError
-from optimc.measure.prompts import UNIQUE_TOKENS, IdPrompts, TextPrompts, usable_ids
+from optimc.measure.prompts import HASH_TOKENS, UNIQUE_TOKENS, IdPrompts, LengthOnly, TextPrompts, usable_ids
 from optimc.measure.workload import Workload
 
 
@@ -52,6 +52,34 @@ def test_texts_differ_from_their_first_word_on():
     texts = [source(i) for i in range(10)]
     assert len({text.split()[0] for text in texts}) == 10
     assert all(len(text.split()) == 51 for text in texts)
+
+
+def test_a_trace_in_words_is_as_long_as_it_says_and_alike_where_its_hashes_are():
+    source = TextPrompts(Workload(), "run", lambda tokens: tokens)
+    # the second hash stands for 88 tokens of its 512
+    one = source.of_length(0, LengthOnly(HASH_TOKENS + 88, (7, 8))).split()
+    other = source.of_length(1, LengthOnly(HASH_TOKENS + 88, (7, 9))).split()
+    assert [len(one), len(other)] == [HASH_TOKENS + 88] * 2
+    assert common(one, other) == pytest.approx(HASH_TOKENS, abs=2)  # words of the next block may agree by chance
+    longer = source.of_length(2, LengthOnly(HASH_TOKENS + 88, (7,))).split()
+    assert common(one, longer[: len(one)]) == pytest.approx(HASH_TOKENS, abs=2)
+    assert len(longer) == HASH_TOKENS + 88 + 1  # and the word nobody else has
+
+
+def test_words_of_equal_hashes_are_as_many_in_prompts_of_any_length():
+    # 7 tokens are a template's, and a word is 1.3 tokens: a block of 512 is the 394 words between 1,024 and 512 tokens
+    source = TextPrompts(Workload(), "run", lambda tokens: max(1, round((tokens - 7) / 1.3)))
+    one = source.of_length(0, LengthOnly(2 * HASH_TOKENS + 90, (7, 8))).split()
+    other = source.of_length(1, LengthOnly(2 * HASH_TOKENS + 700, (7, 8))).split()
+    assert common(one, other[: len(one)]) == 2 * 394
+
+
+def test_what_a_trace_in_words_makes_up_goes_by_the_seed_too():
+    def own_words(seed):
+        return TextPrompts(Workload(seed=seed), "run", lambda tokens: tokens).of_length(0, LengthOnly(50)).split()[1:]
+
+    assert own_words(1) == own_words(1)
+    assert own_words(1) != own_words(2)
 
 
 def test_all_bad_options_are_named_at_once():

@@ -16,6 +16,7 @@ class ThreadedEngine:
     def __init__(self, manifest):
         self.manifest = manifest
         self.max_seq_len = 2048
+        self.max_seqs = 8
         self.vocab_size = 384
         self.ended = {"length": 0, "abort": 0}
         self._notes = queue.SimpleQueue()

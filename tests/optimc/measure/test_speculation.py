@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from optimc.errors import OverloadedError
+from optimc.measure.load.dataset import LinesDataset
 from optimc.measure.speculation import RANDOM_PROMPTS, bench_speculation, break_even_batch, summarize_speculation
 from optimc.measure.workload import Workload
 from optimc.plan import Limits
@@ -118,6 +119,21 @@ def test_an_engine_is_measured_with_and_without_in_turns(engine):
         console.print(result.table())
     assert "speculation ngram" in capture.get()
     assert "prompts of some.jsonl" in capture.get()
+
+
+def test_the_dataset_is_what_is_sent_and_brings_no_warning(engine):
+    sent, submit = [], engine.submit
+
+    def noting(prompt, params, **options):
+        sent.append(tuple(prompt))
+        return submit(prompt, params, **options)
+
+    engine.submit = noting
+    dataset = LinesDataset([([1, 2, 3], 8, None), ([5, 6], 8, None)], is_scheduled=False)
+    config = Workload(output_tokens=8, requests=2, warmup_requests=1, dataset="file", prompts="some.jsonl")
+    result = bench_speculation(engine, config, dataset=dataset)
+    assert set(sent) == {(1, 2, 3), (5, 6)}
+    assert RANDOM_PROMPTS not in result.warnings
 
 
 def test_failures_without_guesses_are_not_hidden_behind_successes_with(engine):

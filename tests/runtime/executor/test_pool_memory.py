@@ -44,6 +44,13 @@ def system(root: Path, available_kib: int | None, limit: str | None = None, used
     return root
 
 
+def test_memory_beyond_the_control_groups_is_refused_too(tmp_path: Path) -> None:
+    root = system(tmp_path, available_kib=1000, limit="5000")
+    assert check_pool_memory(PLAN, 5000, bytes_per_block=1000, block_size=16, root=root) == 5
+    with pytest.raises(PlanTargetError, match=r"5,001 bytes exceeds this control group's 5,000; lower kv_memory"):
+        check_pool_memory(PLAN, 5001, bytes_per_block=1000, block_size=16, root=root)
+
+
 @pytest.mark.parametrize(("pool", "may"), [(500 * 1024, True), (500 * 1024 + 1, False)])
 def test_a_pool_is_taken_at_once_where_twice_as_much_is_free(tmp_path: Path, pool: int, may: bool) -> None:
     assert may_populate(pool, system(tmp_path, available_kib=1000)) is may

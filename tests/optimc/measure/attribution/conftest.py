@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from optimc.errors import LoweringError
-from optimc.measure.attribution.attribute import Surroundings
+from optimc.errors import ConfigError, Fault, LoweringError
 from optimc.measure.attribution.recipe_file import RecipeFile
+from optimc.measure.attribution.surroundings import Surroundings
 from optimc.measure.evaluation import EvalResult
 from optimc.measure.machine import Machine
 from optimc.measure.percentile import Distribution
@@ -63,6 +63,7 @@ class World:
     block_s: float = 10.0
     free_bytes: int | None = 1 << 40
     unbuildable: tuple[str, ...] = ()
+    unopenable: tuple[str, ...] = ()
     failing: tuple[str, ...] = ()
     die_after: int | None = None
     now: float = 0.0
@@ -106,6 +107,8 @@ class World:
         return path
 
     def open_engine(self, path: Path, switches: Any) -> PlantedEngine:
+        if path.stem in self.unopenable:
+            raise ConfigError("options", [Fault("--max-seqs", "exceeds the plan's")])
         engine = PlantedEngine(path.stem, switches, self)
         self.open_now.append(engine)
         self.most_open = max(self.most_open, len(self.open_now))

@@ -6,10 +6,12 @@ import math
 import pytest
 from rich.console import Console
 
-from optimc.errors import ConfigError, LoweringError
+from optimc.errors import ConfigError, Fault, LoweringError, MeasureError, StorageError
 from optimc.measure.attribution.attribute import attribute
 from optimc.measure.attribution.attribution import Attribution
 from optimc.measure.attribution.config import AttributeConfig
+from optimc.measure.attribution.effect import Effect
+from optimc.measure.load.slo import Slo
 
 # One client, no load of its own for the runtime's features: what is planted is passes.
 CONFIG = AttributeConfig(mode="leave-one-out", pairs=3, concurrencies=(1,), prompt_tokens=8, output_tokens=4, windows=0)
@@ -122,6 +124,82 @@ def test_the_recipe_itself_must_be_built(world):
         attribute(world.recipe("rtn", "fuse"), CONFIG, world.around())
 
 
+def test_a_refusal_by_the_compiler_is_told_with_its_faults(world):
+    def build(variant):
+        if variant.overrides:
+            raise ConfigError("recipe", [Fault("passes[0]", "bits are needed"), Fault("", "and more")])
+        return world.build(variant)
+
+    result = attribute(world.recipe("rtn", "fuse"), CONFIG, world.around(build=build))
+    assert by_factor(result)["rtn[0]"].na == "cannot be built: passes[0]: bits are needed; and more"
+
+
+def test_a_full_disk_is_no_finding_about_a_variant(world):
+    def build(variant):
+        if variant.overrides:
+            raise StorageError("no room")
+        return world.build(variant)
+
+    with pytest.raises(StorageError):
+        attribute(world.recipe("rtn", "fuse"), CONFIG, world.around(build=build))
+
+
+@pytest.mark.parametrize("budget_s", [None, 10_000.0])
+@pytest.mark.parametrize("mode", ["leave-one-out", "cumulative"])
+def test_a_variant_that_cannot_be_opened_is_a_row_with_the_error(world, mode, budget_s):
+    # The recipe without rtn is the first side that a budget would time, one upon the other.
+    world.unopenable = ("tiny--without-fuse-1", "tiny--without-rtn-0-fuse-1")
+    config = AttributeConfig(**{**_fields(CONFIG), "mode": mode, "budget_s": budget_s})
+    rows = {row.factor: row for row in attribute(world.recipe("rtn", "fuse"), config, world.around()).rows}
+    assert rows["fuse[1]"].na == "--max-seqs: exceeds the plan's"
+    assert (rows["rtn[0]"].na is None) == (mode == "leave-one-out"), "one upon the other, rtn stands on the bare recipe"
+    assert world.open_now == []
+
+
+def test_a_budget_ends_well_where_nothing_can_be_opened(world):
+    world.unopenable = ("tiny",)
+    config = AttributeConfig(**{**_fields(CONFIG), "budget_s": 10_000.0})
+    rows = attribute(world.recipe("rtn", "fuse"), config, world.around()).rows
+    assert {row.na for row in rows if row.kind in ("pass", "all")} == {"--max-seqs: exceeds the plan's"}
+
+
+def test_a_variant_whose_quality_cannot_be_taken_keeps_its_latency(world, quality):
+    windows = quality(
+        {"tiny": (0.1, 0.2), "tiny--without-rtn-0-fuse-1": (0.0, 0.0), "tiny--without-fuse-1": (0.1, 0.1)}
+    )
+
+    def measure(subject):
+        if subject.name == "tiny--without-rtn-0":
+            raise MeasureError("window 0: not finite")
+        return windows(subject)
+
+    config = AttributeConfig(**{**_fields(CONFIG), "windows": 2, "length": 8})
+    result = attribute(world.recipe("rtn", "fuse"), config, world.around(quality=measure))
+    row = by_factor(result)["rtn[0]"]
+    assert (row.na, row.kl, row.kl_difference) == (None, None, None)
+    assert by_factor(result)["fuse[1]"].kl is not None
+    assert "KL not measured of tiny--without-rtn-0: window 0: not finite" in result.method
+
+
+def test_the_quality_of_the_recipe_itself_must_be_taken(world):
+    def measure(subject):
+        raise MeasureError("not finite")
+
+    config = AttributeConfig(**{**_fields(CONFIG), "windows": 2, "length": 8})
+    with pytest.raises(MeasureError, match="not finite"):
+        attribute(world.recipe("fuse"), config, world.around(quality=measure))
+
+
+def test_no_engine_is_opened_for_the_quality_of_a_plan_that_does_not_fit(world):
+    def measure(subject):
+        raise AssertionError("not opened")
+
+    world.free_bytes = 1 << 20
+    config = AttributeConfig(**{**_fields(CONFIG), "windows": 2, "length": 8})
+    result = attribute(world.recipe("fuse"), config, world.around(quality=measure))
+    assert any("KL not measured of tiny: tiny needs" in note for note in result.method)
+
+
 def test_failed_requests_make_no_figures(world):
     world.failing = ("tiny--without-rtn-0",)
     result = attribute(world.recipe("rtn", "fuse"), CONFIG, world.around())
@@ -201,12 +279,10 @@ def test_lengths_beyond_the_recipe_are_found_before_any_build(world):
 def test_options_are_checked_all_at_once():
     with pytest.raises(ConfigError) as caught:
         AttributeConfig(mode="all", pairs=2, concurrencies=(8, 1), knee=True)
-    assert [fault.where for fault in caught.value.faults] == ["mode", "pairs", "concurrency", "knee"]
+    assert [fault.where for fault in caught.value.faults] == ["mode", "pairs", "concurrencies", "knee"]
 
 
 def test_knees_are_compared_by_their_brackets(world):
-    from optimc.measure.load.slo import Slo
-
     def ladder(engine, workload, attain):
         assert (workload.slo, attain) == (Slo(ttft_ms=500), 0.95)
         held = 4.0 if engine.plan == "tiny" else 2.0
@@ -218,6 +294,36 @@ def test_knees_are_compared_by_their_brackets(world):
     # 4 / 2, at least 4 / 2.2, at most 4.4 / 2.
     assert (effect.value, effect.low, effect.high) == pytest.approx((2, 4 / 2.2, 2.2))
     assert effect.method == "bracket"
+
+
+def test_a_ladder_that_fails_costs_its_knee_only(world):
+    def ladder(engine, _workload, _attain):
+        raise ConfigError("benchmark options", [Fault("rate_per_s", "must be at least 0.000001, got 0.0")])
+
+    config = AttributeConfig(**{**_fields(CONFIG), "knee": True, "slo": Slo(ttft_ms=500)})
+    result = attribute(world.recipe("fuse"), config, world.around(ladder=ladder))
+    rows = {row.workload: row for row in result.rows if row.factor == "fuse[0]"}
+    assert rows["8+4 tokens, ladder"].na == "rate_per_s: must be at least 0.000001, got 0.0"
+    assert rows[LOAD].metrics["tpot_p50"] is not None
+
+
+def test_speculation_is_checked_before_any_build(world):
+    with pytest.raises(ConfigError, match="speculation: must be auto, medusa"):
+        AttributeConfig(speculation="magic")
+    config = AttributeConfig(**{**_fields(CONFIG), "speculation": "medusa"})
+    with pytest.raises(ConfigError, match="--speculation: medusa needs heads"):
+        attribute(world.recipe("fuse"), config, world.around())
+    assert world.builds == []
+
+
+@pytest.mark.parametrize(
+    "figures", [{"value": math.nan}, {"value": 0.0}, {"low": -1.0}, {"value": None}, {"value": "1"}]
+)
+def test_an_effect_that_no_chart_can_place_is_refused(figures):
+    good = {"value": 2.0, "low": 1.5, "high": 2.5, "pairs": 3}
+    assert Effect.from_json(good).value == 2
+    with pytest.raises((ValueError, TypeError)):
+        Effect.from_json({**good, **figures})
 
 
 def test_json_gives_everything_back_and_the_table_names_every_factor(world):

@@ -24,6 +24,14 @@ def test_inflight_batching_declines_one_client():
     assert "one client never waits" in found.na
 
 
+def test_inflight_batching_declines_answers_that_would_be_too_long():
+    # 64 and a half more are 96; 512 + 96 = 608.
+    assert loads_of("inflight_batching", CONFIG, LimitsSpec(max_seq_len=608)).workloads
+    assert "512 prompt + 96 output tokens exceed limits.max_seq_len 607" in (
+        loads_of("inflight_batching", CONFIG, LimitsSpec(max_seq_len=607)).na
+    )
+
+
 def test_the_prefix_cache_is_measured_where_half_of_the_prompt_is_shared():
     found = loads_of("prefix_cache", CONFIG, LIMITS)
     assert [workload.shared_prefix_tokens for workload in found.workloads] == [256]

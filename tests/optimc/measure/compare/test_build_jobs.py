@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from optimc.errors import MeasureError
-from optimc.measure.compare.build_jobs import BuildJob, available_bytes, estimated_need, run_builds
+from optimc.measure.compare.build_jobs import BuildJob, estimated_need, memory_for_builds, run_builds
 
 
 def job(name, need=1, shares=None):
@@ -33,7 +33,9 @@ class Yard:
         self.now += 1
 
     def run(self, *jobs, most=9, memory_bytes=100, **options):
-        run_builds(jobs, most=most, memory_bytes=memory_bytes, start=self.start, pause=self.pause, **options)
+        self.failed = run_builds(
+            jobs, most=most, memory_bytes=memory_bytes, start=self.start, pause=self.pause, **options
+        )
         return self.journal
 
 
@@ -89,17 +91,23 @@ def test_of_builds_that_begin_alike_the_first_goes_ahead():
     assert journal == [(0, ("a",)), (0, ("a", "other")), (2, ("b",)), (2, ("b", "c"))]
 
 
-def test_a_failing_build_ends_the_others_and_names_itself():
-    yard = Yard({"a": 9, "b": 2, "c": 1}, {"b": 2})
-    with pytest.raises(MeasureError, match="b: building b.yaml failed with status 2: out of luck"):
-        yard.run(job("a"), job("b"), job("c"), most=2)
-    assert yard.stopped == ["a"]
-    assert [names for _, names in yard.journal] == [("a",), ("a", "b")]
+def test_the_others_go_on_beside_and_after_a_build_that_fails():
+    yard = Yard({"a": 4, "b": 2, "c": 1}, {"b": 2})
+    assert yard.run(job("a"), job("b"), job("c"), most=2) == [(0, ("a",)), (0, ("a", "b")), (2, ("a", "c"))]
+    assert yard.failed == {job("b"): "building b.yaml failed with status 2: out of luck"}
+    assert yard.stopped == ["b", "c", "a"], "what has ended is let go at once"
+
+
+def test_where_the_first_of_builds_that_begin_alike_fails_the_next_goes_ahead():
+    yard = Yard({"a": 2, "b": 1, "c": 1}, {"a": 1})
+    journal = yard.run(job("a", shares="rtn"), job("b", shares="rtn"), job("c", shares="rtn"))
+    assert journal == [(0, ("a",)), (2, ("b",)), (3, ("c",))]
 
 
 def test_a_build_that_was_killed_says_by_what():
-    with pytest.raises(MeasureError, match="was ended by signal 9"):
-        Yard({"a": 1}, {"a": -9}).run(job("a"))
+    yard = Yard({"a": 1}, {"a": -9})
+    yard.run(job("a"))
+    assert "was ended by signal 9" in yard.failed[job("a")]
 
 
 def test_an_interruption_ends_all_builds():
@@ -125,9 +133,16 @@ def test_the_need_is_that_of_an_earlier_build_or_thrice_the_checkpoint():
     assert estimated_need([], checkpoint_bytes=1000) == 3000 + 2**30
 
 
-def test_free_memory_is_read_from_the_system(tmp_path):
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal:  4096 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n")
-    assert available_bytes(file) == 2048 * 1024
-    with pytest.raises(MeasureError, match="--max-host-bytes"):
-        available_bytes(tmp_path / "nothing")
+def test_builds_share_most_of_what_is_free_or_what_the_user_allows():
+    assert memory_for_builds(None, 2, lambda: 1000) == 800
+    assert memory_for_builds(500, 2, lambda: None) == 500
+
+
+def test_only_builds_at_once_need_to_know_how_much_is_free():
+    with pytest.raises(MeasureError, match="--max-host-bytes, or --build-jobs 1"):
+        memory_for_builds(None, 2, lambda: None)
+    yard = Yard({"a": 1, "b": 1})
+    assert yard.run(job("a"), job("b"), most=1, memory_bytes=memory_for_builds(None, 1, lambda: None)) == [
+        (0, ("a",)),
+        (1, ("b",)),
+    ]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,21 @@ def test_a_failing_build_is_quoted(tmp_path):
     build = ChildBuild(BuildJob("a", tmp_path / "no.yaml", tmp_path / "a.plan", 1, "a"), [])
     assert build._process.wait(60) == 2
     assert build.poll() == 2
+    assert "no.yaml" in build.last_words()
+    build.stop()
+
+
+def test_reading_what_it_says_never_moves_the_place_where_it_writes(tmp_path, monkeypatch):
+    # Both have one place in the file: a read that begins by seeking back would let the child write there.
+    class Unmoved:
+        def __init__(self, file):
+            self.fileno, self.close = file.fileno, file.close
+
+    whole_file = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: Unmoved(whole_file()))
+    build = ChildBuild(BuildJob("a", tmp_path / "no.yaml", tmp_path / "a.plan", 1, "a"), [])
+    build._process.wait(60)
+    assert build.news() == []
     assert "no.yaml" in build.last_words()
     build.stop()
 

@@ -5,12 +5,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from optimc.errors import CheckpointError, ConfigError, MeasureError, OverloadedError
+from optimc.errors import (
+    CheckpointError,
+    ConfigError,
+    MeasureError,
+    OverloadedError,
+    PlanTargetError,
+    StorageError,
+)
 from optimc.measure.bench import bench_driver
 from optimc.measure.compare.compare_plans import compare
 from optimc.measure.compare.comparison import mark_front
 from optimc.measure.compare.config import CompareConfig
 from optimc.measure.compare.cost import Price
+from optimc.measure.compare.failure import Failure
 from optimc.measure.compare.row import KL_FLOOR
 from optimc.measure.engine_driver import EngineDriver
 from optimc.measure.load.slo import Slo
@@ -213,6 +221,90 @@ def test_what_was_measured_before_a_failure_is_kept(world):
     with pytest.raises(MeasureError, match="not finite"):
         world.compare(a)
     assert world.benches == []
+
+
+def test_a_plan_that_cannot_be_measured_costs_the_others_nothing(world):
+    broken = world.plan("broken", table=[[np.nan] * 3] * 3)
+    result = world.compare(broken, world.plan("good"))
+    assert [row.name for row in result.rows] == ["good"]
+    assert [(failure.name, failure.path) for failure in result.failures] == [("broken", broken)]
+    assert "not finite" in result.failures[0].reason
+    assert not result.ok
+    assert "- broken: no figures: scripted, window 0: " in result.markdown()
+    assert json.loads(json.dumps(result.to_json()))["failures"][0]["name"] == "broken"
+
+
+def test_a_plan_that_cannot_be_opened_costs_the_others_nothing(world):
+    foreign, opened = world.plan("foreign"), world.open_engine
+
+    def open_engine(path):
+        if path == foreign:
+            raise PlanTargetError("built for another machine")
+        return opened(path)
+
+    world.open_engine = open_engine
+    result = world.compare(foreign, world.plan("good"))
+    assert [str(failure) for failure in result.failures] == ["foreign: no figures: built for another machine"]
+    assert result.rows[0].measurement.quality.kl_mean == 0
+
+
+def test_an_original_that_has_changed_costs_the_plans_of_others_nothing(world):
+    def reference(manifest):
+        if manifest.name == "old":
+            raise MeasureError("the model has changed since the plan was built")
+        return Original()
+
+    result = world.compare(world.plan("old"), world.plan("new"), reference_for=reference)
+    assert [row.name for row in result.rows] == ["new"]
+    assert "has changed" in result.failures[0].reason
+
+
+def test_a_recipe_that_cannot_be_built_costs_the_others_nothing(world):
+    world.plan("good")
+    failed = Failure("bad", world.folder / "bad.yaml", "building bad.yaml failed with status 2")
+    world.build = lambda recipes: {r: world.folder / "good.plan" if r.stem == "good" else failed for r in recipes}
+    result = world.compare(world.folder / "bad.yaml", world.folder / "good.yaml")
+    assert [row.name for row in result.rows] == ["good"]
+    assert result.failures == (failed,)
+
+
+def test_a_damaged_measurement_costs_the_other_plans_nothing(world):
+    a, b = world.plan("a"), world.plan("b")
+    world.compare(a)
+    for file in (world.folder / "cache" / "measurements").iterdir():
+        file.write_text("{}")
+    result = world.compare(a, b)
+    assert [row.name for row in result.rows] == ["b"]
+    assert "not a measurement" in result.failures[0].reason
+
+
+def test_gates_that_cannot_be_read_are_found_before_the_plan_is_measured(world):
+    result = world.compare(world.plan("other", quality={"max_surprise": 3}), world.plan("good"))
+    assert "the quality gates of its recipe cannot be read" in result.failures[0].reason
+    assert "open other" not in world.journal
+
+
+def test_where_every_plan_fails_each_is_told(world):
+    nan = [[np.nan] * 3] * 3
+    with pytest.raises(MeasureError, match=r"(?s)a: no figures: .*not finite.*\nb: no figures: .*not finite"):
+        world.compare(world.plan("a", table=nan), world.plan("b", table=nan))
+
+
+def test_where_figures_cannot_be_kept_nothing_more_is_measured(world):
+    def bench(*_args, **_options):
+        raise StorageError("the measurement cannot be written: no room")
+
+    world.bench = bench
+    with pytest.raises(StorageError):
+        world.compare(world.plan("a"), world.plan("b"))
+    assert "open b" not in world.journal
+
+
+def test_a_divergence_that_is_no_number_beats_nobody(world):
+    (row,) = world.compare(world.plan("a")).rows
+    measured = row.measurement
+    nameless = replace(row, measurement=replace(measured, quality=replace(measured.quality, kl_mean=float("nan"))))
+    assert [r.on_front for r in mark_front([row, nameless])] == [True, False]
 
 
 def test_the_price_of_a_machine_becomes_the_cost_of_a_million_tokens(world):

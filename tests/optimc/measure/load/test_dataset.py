@@ -181,6 +181,15 @@ def test_a_failed_turn_ends_its_conversation_and_the_rest_is_shown(bench, script
     assert any(warning.startswith("1 later turns were not sent") for warning in result.warnings)
 
 
+def test_a_load_of_which_no_turn_could_be_sent_says_why(bench, scripted_engine):
+    def refuse(number, prompt_ids, max_tokens):
+        raise OverloadedError("queue full")
+
+    # The cold start is the first turn of the only conversation.
+    with pytest.raises(MeasureError, match="all 3 requests failed; 3 with: not sent, as an earlier turn failed"):
+        bench(scripted_engine(refuse), dataset="turns", turns=9, turn_tokens=4, requests=3, warmup_requests=1)
+
+
 def test_waiting_for_an_answer_is_thought_not_latency(load_run, scripted_engine, steady_script):
     # Answers take 30 s, turns are due every 10 s: later turns wait for their predecessors, not counted as latency.
     engine = scripted_engine(steady_script(0.1, 29.9))

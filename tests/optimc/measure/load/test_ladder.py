@@ -124,10 +124,14 @@ def test_rates_that_all_pass_leave_nothing_broken(ladder):
     assert str(result.knee) == "at least 2/s"
 
 
-def test_a_limit_below_all_service_has_no_passing_rate(ladder):
+def test_a_limit_below_all_service_has_no_passing_rate_down_to_next_to_nothing_and_that_is_said(ladder):
     result = ladder(one_at_a_time(0.1), Slo(ttft_ms=50))
     assert (result.ok, result.knee.rate_per_s) == (False, None)
-    assert len(result.steps) == 2
+    shares = [step.rate_per_s / result.closed.requests_per_s for step in result.steps]
+    assert shares == pytest.approx([1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8])
+    (warning,) = result.warnings
+    lowest = result.steps[0].rate_per_s
+    assert warning.startswith(f"no rate passes, and none below {lowest:.3g}/s was tried: that is next to nothing")
 
 
 def made_up(rate, *, share=1.0, broken=None, thirds=(1.0, 1.0, 1.0), ttft=100.0, tpot=10.0, failures=None, of=100):
@@ -172,9 +176,30 @@ def test_rates_climb_by_half_and_close_in_by_halves():
     assert (result.knee.rate_per_s, result.knee.fails_at_per_s) == pytest.approx((3.929, 4.1335), abs=1e-3)
 
 
+def test_where_the_first_two_rates_fail_the_search_goes_down_until_one_holds():
+    # capacity 4/s: 1 and 1.5 fail, so do 0.5 and 0.25; 0.125 passes, and the gap to 0.25 is halved from there
+    result, asked = made_up_ladder(lambda rate: {} if rate < 0.2 else {"share": 0.5, "broken": {"ttft": 50}})
+    assert asked[:5] == [1, 1.5, 0.5, 0.25, 0.125]
+    assert result.knee.rate_per_s < 0.2 <= result.knee.fails_at_per_s <= 1.1 * result.knee.rate_per_s
+    assert result.warnings == ()
+
+
+def test_on_the_way_down_there_are_no_more_steps_than_allowed_either():
+    result, asked = made_up_ladder(lambda rate: {"share": 0.5, "broken": {"ttft": 50}}, max_steps=4)
+    assert len(asked) == 4
+    assert "none below 0.25/s was tried: 4 measurements are the most" in result.warnings[0]
+
+
 def test_no_more_steps_than_allowed():
     _, asked = made_up_ladder(lambda rate: {}, max_steps=5)
     assert len(asked) == 5
+
+
+def test_a_second_chance_counts_among_the_steps():
+    bad = {"share": 0.5, "broken": {"ttft": 50}}
+    result, asked = made_up_ladder(lambda rate: bad if rate == 1.5 else {}, max_steps=5)
+    assert len(asked) == 5
+    assert "1.5/s failed, though 5.06/s passes; 5 measurements are the most" in result.warnings[0]
 
 
 def test_a_growing_backlog_fails_whatever_the_latencies():

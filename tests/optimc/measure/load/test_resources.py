@@ -31,6 +31,17 @@ def test_processor_time_and_memory_are_those_of_the_process(tmp_path, monkeypatc
     assert found == Resources(0.75, 1000 * os.sysconf("SC_PAGE_SIZE"), "server pid 7")
 
 
+def test_the_cores_are_those_of_the_process_that_is_watched(tmp_path, monkeypatch):
+    write(tmp_path / "7", ticks=100, pages=1000)
+    times = iter([10.0, 12.0])
+    monkeypatch.setattr("optimc.measure.load.resources.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("optimc.measure.load.resources.os.sched_getaffinity", lambda pid: {0} if pid == 7 else {0, 1})
+    meter = ResourceMeter.of_server(7, tmp_path)
+    meter.start()
+    write(tmp_path / "7", ticks=100 + 2 * os.sysconf("SC_CLK_TCK"), pages=10)
+    assert meter.stop().cpu_share == 1.0
+
+
 def test_this_process_has_used_some_memory():
     meter = ResourceMeter.of_this_process()
     meter.start()

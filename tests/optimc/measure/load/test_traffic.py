@@ -1,6 +1,8 @@
 """Files of requests: every form that is read, and every fault that is named."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -99,6 +101,17 @@ def test_an_empty_or_absent_file_is_refused(tmp_path):
         list(read_traffic(tmp_path / "absent.jsonl"))
     with pytest.raises(ConfigError, match=r"absent\.jsonl"):
         traffic_digest(tmp_path / "absent.jsonl")
+
+
+def test_what_can_be_read_only_once_is_refused_as_a_dataset_and_read_as_traffic(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"pipe: can be read only once, .*; save it to a file"):
+        traffic_digest(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=('{"prompt": "Once"}',))
+    writer.start()
+    assert [line.prompt for line in read_traffic(pipe)] == ["Once"]
+    writer.join()
 
 
 def test_text_without_tokenizer_and_messages_without_template_are_refused(read):

@@ -108,6 +108,13 @@ def test_an_unknown_gpu_lists_the_known():
         find_gpu("H900")
 
 
+def test_a_gpu_does_twice_as_much_in_8_bits_as_in_16():
+    # As all tensor cores of the table do; datasheets round by less than that.
+    for gpu in GPUS:
+        assert gpu.int8_ops_per_s == pytest.approx(2 * gpu.fp16_ops_per_s, rel=0.005), gpu.name
+        assert gpu.fp8_ops_per_s in (None, gpu.int8_ops_per_s)
+
+
 def test_a_gpu_is_found_whatever_its_case_and_shows_its_source():
     gpu = find_gpu("rtx4090")
     assert (gpu.name, gpu.bytes_per_s) == ("RTX 4090", 1008e9)

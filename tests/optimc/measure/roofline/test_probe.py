@@ -79,8 +79,20 @@ def test_steps_take_turns_until_enough_time_is_spent():
     assert [each.median for each in best] == [0.25, 1.0]
 
 
-@pytest.mark.slow
-def test_a_machine_is_measured_whole():
+MIB = 1 << 20
+SMALL = {
+    "probe.READ_SETS": (MIB, 4 * MIB), "probe.SETS": {MIB: (1, 4), 4 * MIB: (1, 4)}, "probe.LIGHT_OPS": 20,
+    "probe.CHAIN": 2, "probe.CONTEXTS": ((4, 16), (1, 64)), "probe.PEAK_S": 0.01, "probe.STEP_S": 0.0,
+    "probe.TURNS": 1, "probe.TURN_S": 0.0, "engine_overhead.WORK_BYTES": MIB, "engine_overhead.OUTPUT_TOKENS": 4,
+    "engine_overhead.CLIENTS": 2, "engine_overhead.STEPS": 4, "engine_overhead.ALONE_S": 0.0,
+}  # fmt: skip
+"""Enough to run all there is; the figures mean nothing."""
+
+
+@pytest.mark.parametrize("sizes", [SMALL, pytest.param({}, marks=pytest.mark.slow)], ids=["small", "as it is done"])
+def test_a_machine_is_measured_whole(sizes, monkeypatch):
+    for name, value in sizes.items():
+        monkeypatch.setattr(f"optimc.measure.roofline.{name}", value)
     rates = measure_rates(1)
     assert MachineRates.from_json(rates.to_json()) == rates
     assert {each.kind for each in rates.kernels} == set(GROUPS)

@@ -93,6 +93,12 @@ def test_a_damaged_file_is_refused_in_words(tmp_path, make_rates):
             load_rates(path)
 
 
+def test_a_file_that_cannot_be_read_is_refused_in_words(tmp_path):
+    (tmp_path / "rates.json").mkdir()
+    with pytest.raises(MeasureError, match=r"rates\.json: Is a directory"):
+        load_rates(tmp_path / "rates.json")
+
+
 def test_without_memory_to_measure_there_are_no_rates_and_that_is_said(tmp_path, measure, monkeypatch, capsys):
     monkeypatch.setattr(rates_store, "available_bytes", lambda: 1 << 30)
     assert try_rates(tmp_path, 2, measure=measure) is None

@@ -52,6 +52,16 @@ def test_all_faults_are_told_at_once():
     assert found[8].startswith("objective: must be one of tpot_p50_ms")
 
 
+@pytest.mark.parametrize("values", [[4, 4.0], [1, True], [0.5, 0.5]])
+def test_values_that_the_sampler_takes_for_one_are_refused(values):
+    assert "given twice" in faults({"choices": {"passes.rtn.bits": values}})[0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_no_number_is_refused(value):
+    assert "values are numbers" in faults({"choices": {"passes.rtn.damp": [0.1, value]}})[0]
+
+
 def test_what_is_no_mapping_or_empty_is_refused():
     assert "mapping" in faults([1])[0]
     assert faults({})[0].startswith("choices: must map at least one path")

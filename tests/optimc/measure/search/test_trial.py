@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from optimc.errors import ConfigError, Fault, LoweringError
+from optimc.errors import ConfigError, Fault, LoweringError, StorageError
 from optimc.measure.evaluation import EvalResult
 from optimc.measure.machine import Machine
 from optimc.measure.percentile import Distribution
@@ -124,6 +124,21 @@ def test_a_build_that_fails_is_a_trial_with_its_reason(runner):
 
     trial = replace(runner, build=build)({"bits": 4})
     assert (trial.state, trial.reason) == ("failed", "no kernel")
+
+
+def test_a_build_that_finds_faults_tells_them(runner):
+    def build(_overrides):
+        raise ConfigError("recipe", [Fault("passes[0].rtn", "3 bits have no kernel")])
+
+    assert replace(runner, build=build)({"bits": 3}).reason == "passes[0].rtn: 3 bits have no kernel"
+
+
+def test_a_full_disk_is_no_fault_of_the_point(runner):
+    def build(_overrides):
+        raise StorageError("no room")
+
+    with pytest.raises(StorageError):
+        replace(runner, build=build)({"bits": 4})
 
 
 def test_a_knee_is_the_rate_that_held(runner):
