@@ -1,9 +1,11 @@
-"""optimc, llama.cpp and OpenVINO GenAI on this machine, in turns, against the targets optimc has to reach.
+"""optimc and its peers (llama.cpp, OpenVINO GenAI, onnxruntime-genai) on this machine, in turns, against the targets
+optimc has to reach.
 
     python benchmarks/peers.py --only cpu --peers DIR [--plans plans] [--sections decode,prefill] [--rounds N]
 
-README.md says how DIR is made and how each figure is taken. Sections measured earlier stay in the result until they are
-measured again. Exits with 1 if a target that was measured is missed.
+README.md says how DIR is made and how each figure is taken. A peer that is not set up in DIR is left out, and each
+section's notes say so. Sections measured earlier stay in the result until they are measured again. Exits with 1 if a
+target that was measured is missed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,14 +31,14 @@ from peer.worker import PeerError
 from optimc.measure.machine import read_machine
 
 RESULTS = Path(__file__).parent / "results"
-TITLE = "The CPU engine beside llama.cpp and OpenVINO GenAI"
+TITLE = "The CPU engine beside llama.cpp, OpenVINO GenAI and onnxruntime-genai"
 
 
 def main() -> int:
     options = _options()
     data = _read(options.output)
     probe = MachineProbe()
-    bench = Bench(Peers(options.peers.resolve()), Plans(options.plans, dict(options.plan)), probe, options.rounds)
+    bench = Bench(Peers(options.peers), Plans(options.plans, dict(options.plan)), probe, options.rounds)
     print(f"{read_machine()}\nnow: {probe()}", flush=True)
     failed = False
     for name in options.sections:
@@ -57,10 +60,10 @@ def main() -> int:
     return int(failed or missed)
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["cpu"], default="cpu", help="the target whose peers are measured")
-    parser.add_argument("--peers", type=Path, required=True, help="folder made by benchmarks/peer/setup.sh")
+    parser.add_argument("--peers", type=_folder, required=True, help="folder made by benchmarks/peer/setup.sh")
     parser.add_argument("--plans", type=Path, default=Path("plans"), help="where plans are built")
     parser.add_argument("--plan", type=_plan, action="append", default=[], metavar="NAME=PATH",
                         help=f"a plan that is built already; names: {', '.join(RECIPES)}")  # fmt: skip
@@ -68,7 +71,13 @@ def _options() -> argparse.Namespace:
                         help=f"of {', '.join(SECTIONS)}; all by default")  # fmt: skip
     parser.add_argument("--rounds", type=int, help="rounds per section; three or five by default")
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu-peers.json", help="the table goes beside it")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is no folder; `benchmarks/peer/setup.sh {text}` makes it")
+    return Path(text).resolve()
 
 
 def _plan(text: str) -> tuple[str, Path]:

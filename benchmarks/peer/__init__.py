@@ -1,1 +1,1 @@
-"""optimc beside llama.cpp and OpenVINO GenAI on one machine, in turns. `benchmarks/peers.py` runs it."""
+"""optimc beside its peers on one machine, in turns. `benchmarks/peers.py` runs it."""

@@ -1,4 +1,4 @@
-"""Engines in worker processes: ours and OpenVINO GenAI answer the same bursts of the same token ids."""
+"""Engines in worker processes: ours and those of the peers that are Python packages, asked the same token ids."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class WorkerEngine:
         self.command = tuple(command)
         self._worker = Worker(command)
         self.versions: dict[str, str] = self._worker.ask(ask="versions")
+        self.pid = self._worker.pid
 
     def burst(self, workload: Workload, seed: int) -> tuple[Burst, dict[str, Any]]:
         """Return the answers, and all the engine said. Raises PeerError, and ValueError for missing tokens."""
@@ -43,11 +44,17 @@ class WorkerEngine:
         self._worker.close()
 
 
-def optimc_engine(plan: Path) -> WorkerEngine:
-    """Start our engine in a process of this environment."""
-    return WorkerEngine([sys.executable, "-m", "peer.optimc_worker", str(plan.resolve()), str(THREADS)])
+def optimc_engine(plan: Path, *, kv_bytes: int | None = None) -> WorkerEngine:
+    """Start our engine in a process of this environment, with a KV pool of `kv_bytes` or as the plan says."""
+    pool = () if kv_bytes is None else (str(kv_bytes),)
+    return WorkerEngine([sys.executable, "-m", "peer.optimc_worker", str(plan.resolve()), str(THREADS), *pool])
 
 
 def openvino_engine(python: Path, model: Path) -> WorkerEngine:
     """Start OpenVINO GenAI in a process of the peers' environment."""
     return WorkerEngine([str(python), "-m", "peer.openvino_worker", str(model.resolve()), str(THREADS)])
+
+
+def ort_genai_engine(python: Path, model: Path) -> WorkerEngine:
+    """Start onnxruntime-genai in a process of the peers' environment."""
+    return WorkerEngine([str(python), "-m", "peer.ort_genai_worker", str(model.resolve()), str(THREADS)])

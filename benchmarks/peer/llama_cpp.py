@@ -19,10 +19,10 @@ from peer.worker import PeerError
 class LlamaBench:
     """Times the model alone: the next token is made up, so neither a sampler nor text is in its figures."""
 
-    def __init__(self, tools: Path, model: Path) -> None:
-        self._command = [str(tools / "llama-bench"), "-m", str(model), "-t", str(THREADS), "-r", str(REPEATS)]
+    def __init__(self, program: Path, model: Path) -> None:
+        self._command = [str(program), "-m", str(model), "-t", str(THREADS), "-r", str(REPEATS)]
         self.command = (*self._command, "-p PROMPT -n 0 | -p 0 -n OUTPUT -d PROMPT", "-o", "json")
-        self.versions = {"llama.cpp": version_in(tools.parent.parent)}
+        self.versions = {"llama.cpp": version_in(program.parents[2])}
 
     def measure(self, workload: Workload, _seed: int) -> float:
         """Return the workload's figure, decode after a context as long as the prompt. Raises PeerError."""
@@ -42,14 +42,15 @@ class LlamaBench:
 class LlamaServer:
     """llama-server with a slot for each client, over HTTP. Answers come whole, which costs it least."""
 
-    def __init__(self, tools: Path, model: Path, *, slots: int, context_tokens: int) -> None:
+    def __init__(self, program: Path, model: Path, *, slots: int, context_tokens: int) -> None:
         """`context_tokens` is what each slot may hold."""
         port = free_port()
         options = ["-np", str(slots), "-c", str(slots * context_tokens), "-t", str(THREADS), "-tb", str(THREADS)]
         options += ["--cache-ram", "0", "--no-cache-prompt", "--no-ui", "--port", str(port)]
-        self.command = (str(tools / "llama-server"), "-m", str(model), *options)
+        self.command = (str(program), "-m", str(model), *options)
         self.server = ServerProcess(self.command, url=f"http://127.0.0.1:{port}")
-        self.versions = {"llama.cpp": version_in(tools.parent.parent)}
+        self.pid = self.server.pid
+        self.versions = {"llama.cpp": version_in(program.parents[2])}
 
     def measure(self, workload: Workload, seed: int) -> float:
         """Return the workload's figure."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 OPTIMC, OPTIMC_SERVE, OPTIMC_BF16 = "optimc", "optimc serve", "optimc, bf16 pool"
 LLAMA, LLAMA_SERVER = "llama.cpp", "llama-server"
-OPENVINO = "OpenVINO"
+OPENVINO, ORT_GENAI = "OpenVINO", "onnxruntime-genai"
 
 DECODE, PREFILL = "SmolLM2 decode, context 32–128", "SmolLM2 prefill, 512 tokens"
 LARGE_DECODE, LARGE_PREFILL = "587M decode, context 32–128", "587M prefill, 512 tokens"
@@ -19,6 +19,7 @@ OUTSIDE = {
 }
 """Model and batch to the share of a decode step that is not spent in the executor's call."""
 READY, RESIDENT, EXCESS = "start to ready, s", "resident after 16 requests, MB", "resident above plan and pool, MB"
+LOADED = "start to first answer, s"
 KL = "KL from the same graph in fp32, nats per token"
 
 UNITS: Mapping[str, str] = {
@@ -29,6 +30,7 @@ UNITS: Mapping[str, str] = {
     "context": "tokens/s",
     "overhead": "% of a decode step",
     "serve": "",
+    "footprint": "",
     "quality": "",
 }
 """Section to what its figures are, in the order sections run; "" where each metric says so itself."""

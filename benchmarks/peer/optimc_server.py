@@ -22,6 +22,7 @@ class OptimcServer:
         options = ["--port", str(port), "--threads", str(THREADS), "--kv-memory", kv_memory, "--no-speculation"]
         self.command = (sys.executable, "-m", "optimc", "serve", str(plan), *options)
         self.server = ServerProcess(self.command, url=f"http://127.0.0.1:{port}")
+        self.pid = self.server.pid
 
     def measure(self, workload: Workload, seed: int) -> float:
         """Return the workload's figure."""

@@ -1,6 +1,6 @@
 """A whole optimc engine (scheduler, executor, sampler, detokenizer) behind worker.py's protocol.
 
-python optimc_worker.py PLAN THREADS
+python optimc_worker.py PLAN THREADS [KV-BYTES]
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class _Answer:
 class OptimcEngine:
     """Answers bursts, and says how a decode step's time was spent."""
 
-    def __init__(self, plan: str, threads: int) -> None:
-        self._engine = Engine.load(plan, EngineConfig(threads=threads, prefix_cache=False), trust=True)
+    def __init__(self, plan: str, threads: int, kv_bytes: int | None = None) -> None:
+        config = EngineConfig(threads=threads, prefix_cache=False, kv_memory_bytes=kv_bytes)
+        self._engine = Engine.load(plan, config, trust=True)
         self._engine.start()
         self._engine.warm_up()
 
@@ -117,4 +118,4 @@ class _DecodeSteps:
 
 
 if __name__ == "__main__":
-    answer_questions(OptimcEngine(sys.argv[1], int(sys.argv[2])).answer)
+    answer_questions(OptimcEngine(sys.argv[1], *map(int, sys.argv[2:])).answer)

@@ -16,31 +16,30 @@ SMOLLM2, LARGE = "smollm2", "llama-587m"
 
 @dataclass(frozen=True)
 class Peers:
-    """The folder that `benchmarks/peer/setup.sh` filled."""
+    """The folder that `benchmarks/peer/setup.sh` filled, or a part of it: any of these may be missing."""
 
     folder: Path
 
     @property
-    def llama_tools(self) -> Path:
-        return self._existing("llama.cpp/build/bin")
+    def python(self) -> Path:
+        """Of the environment with OpenVINO GenAI and onnxruntime-genai."""
+        return self.folder / "run/bin/python"
 
-    @property
-    def openvino_python(self) -> Path:
-        return self._existing("run/bin/python")
+    def llama_tool(self, name: str) -> Path:
+        """One of llama.cpp's programs."""
+        return self.folder / "llama.cpp/build/bin" / name
 
     def gguf(self, model: str) -> Path:
         """The Q4_0 file of a model."""
-        return self._existing(f"models/{model}-q4_0.gguf")
+        return self.folder / f"models/{model}-q4_0.gguf"
 
     def openvino_model(self, model: str) -> Path:
-        """The int4 export of a model."""
-        return self._existing(f"models/{model}-ov")
+        """The int4 export of a model for OpenVINO."""
+        return self.folder / f"models/{model}-ov"
 
-    def _existing(self, name: str) -> Path:
-        path = self.folder / name
-        if not path.exists():
-            raise PeerError(f"{path} is missing; `benchmarks/peer/setup.sh {self.folder}` makes it")
-        return path
+    def ort_genai_model(self, model: str) -> Path:
+        """The int4 export of a model for onnxruntime-genai."""
+        return self.folder / f"models/{model}-ort"
 
 
 RECIPES: Mapping[str, tuple[str, tuple[str, ...]]] = {

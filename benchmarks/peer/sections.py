@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from peer.burst import Workload
-from peer.engines import REPEATS, WorkerEngine, openvino_engine, optimc_engine
-from peer.llama_cpp import LlamaBench, LlamaServer
+from peer.engines import REPEATS, WorkerEngine, optimc_engine
+from peer.llama_cpp import LlamaServer
 from peer.machine_probe import MachineState
 from peer.names import (
     CONCURRENT,
@@ -21,9 +23,8 @@ from peer.names import (
     KL,
     LARGE_DECODE,
     LARGE_PREFILL,
-    LLAMA,
     LLAMA_SERVER,
-    OPENVINO,
+    LOADED,
     OPTIMC,
     OPTIMC_BF16,
     OPTIMC_SERVE,
@@ -35,13 +36,16 @@ from peer.names import (
 from peer.optimc_server import OptimcServer
 from peer.places import LARGE, SMOLLM2, Peers, Plans
 from peer.quality import WINDOW_TOKENS, WINDOWS, added_kl
+from peer.resident import highest_resident_bytes
 from peer.samples import Measurable, Samples, alternate
+from peer.starters import for_one_request, for_sixteen_requests, llama_server, set_up
 
 ONE_DECODE, ONE_PREFILL = Workload("decode", 32, 96), Workload("prefill", 512, 1)
 SHORT, LONG = Workload("decode", 48, 32), Workload("decode", 1984, 32)
 SIXTEEN = Workload("throughput", 128, 128, requests=16)
+FIRST = Workload("throughput", 8, 1)
 SERVE_KV = 256 << 20
-"""Bytes of KV pool for the server whose memory is measured: what sixteen requests of 256 tokens fill."""
+"""Bytes of our KV pool where memory is measured; sixteen requests of 256 tokens fill a part of it."""
 STARTS = 5
 
 
@@ -62,7 +66,20 @@ class _Stoppable(Protocol):
     def close(self) -> None: ...
 
 
+class _Timed(_Stoppable, Measurable, Protocol):
+    """A section's engine whose speed is measured."""
+
+
+class _Alone(_Stoppable, Protocol):
+    """An engine in one process, whose memory is measured."""
+
+    pid: int
+
+    def burst(self, workload: Workload, seed: int, /) -> Any: ...
+
+
 Engine = TypeVar("Engine", bound=_Stoppable)
+Process = TypeVar("Process", bound=_Alone)
 
 
 class _Running(ExitStack):
@@ -78,6 +95,9 @@ class _Running(ExitStack):
         )
         self._samples.versions |= getattr(engine, "versions", {})
         return self.enter_context(closing(engine))
+
+    def start_all(self, starters: Mapping[str, Callable[[], _Timed]]) -> dict[str, Measurable]:
+        return {name: self.start(name, start()) for name, start in starters.items()}
 
 
 def decode(bench: Bench) -> Samples:
@@ -107,37 +127,28 @@ def _one_request(
 ) -> Samples:
     samples = Samples()
     samples.notes.append(f"each value is the median of {REPEATS} runs")
-    plan_path, peers = bench.plans(plan or model), bench.peers
+    starters: dict[str, Callable[[], _Timed]] = {
+        OPTIMC: partial(optimc_engine, bench.plans(plan or model)),
+        **set_up(for_one_request(bench.peers, model), bench.peers, samples),
+    }
     with _Running(samples) as running:
-        optimc = running.start(OPTIMC, optimc_engine(plan_path))
-        llama = running.start(LLAMA, LlamaBench(peers.llama_tools, peers.gguf(model)))
-        openvino = running.start(OPENVINO, openvino_engine(peers.openvino_python, peers.openvino_model(model)))
-        engines: dict[str, Measurable] = {OPTIMC: optimc, LLAMA: llama, OPENVINO: openvino}
-        alternate(samples, metrics, engines, bench.rounds or rounds, bench.probe)
+        alternate(samples, metrics, running.start_all(starters), bench.rounds or rounds, bench.probe)
     return samples
 
 
 def concurrent(bench: Bench) -> Samples:
-    """Sixteen requests at once, keys and values in 8 bits as OpenVINO has them. OpenVINO and ours run in process, the
-    servers behind HTTP."""
+    """Sixteen requests at once, keys and values in 8 bits as OpenVINO has them. Servers run behind HTTP, all others in
+    process."""
     samples = Samples()
+    plan = bench.plans("smollm2-kv8")
+    starters: dict[str, Callable[[], _Timed]] = {
+        OPTIMC: partial(optimc_engine, plan),
+        **set_up(for_sixteen_requests(bench.peers), bench.peers, samples),
+        OPTIMC_SERVE: partial(OptimcServer, plan, kv_memory="1GiB"),
+        OPTIMC_BF16: partial(optimc_engine, bench.plans(SMOLLM2)),
+    }
     with _Running(samples) as running:
-        plan, peers = bench.plans("smollm2-kv8"), bench.peers
-        optimc = running.start(OPTIMC, optimc_engine(plan))
-        recipe = running.start(OPTIMC_BF16, optimc_engine(bench.plans(SMOLLM2)))
-        served = running.start(OPTIMC_SERVE, OptimcServer(plan, kv_memory="1GiB"))
-        llama = running.start(
-            LLAMA_SERVER, LlamaServer(peers.llama_tools, peers.gguf(SMOLLM2), slots=16, context_tokens=512)
-        )
-        openvino = running.start(OPENVINO, openvino_engine(peers.openvino_python, peers.openvino_model(SMOLLM2)))
-        engines: dict[str, Measurable] = {
-            OPTIMC: optimc,
-            LLAMA_SERVER: llama,
-            OPENVINO: openvino,
-            OPTIMC_SERVE: served,
-            OPTIMC_BF16: recipe,
-        }
-        alternate(samples, {CONCURRENT: SIXTEEN}, engines, bench.rounds or 3, bench.probe)
+        alternate(samples, {CONCURRENT: SIXTEEN}, running.start_all(starters), bench.rounds or 3, bench.probe)
     return samples
 
 
@@ -173,27 +184,58 @@ def _measure_share(engine: WorkerEngine, workload: Workload, metric: str, bench:
 def serve(bench: Bench) -> Samples:
     """How soon a server is ready, and what it holds after sixteen requests at once."""
     samples = Samples()
-    plan, peers = bench.plans(SMOLLM2), bench.peers
+    plan = bench.plans(SMOLLM2)
     allowed = plan.stat().st_size + SERVE_KV
     samples.notes.append(f"plan {plan.stat().st_size / 1e6:.1f} MB, pool {SERVE_KV / 1e6:.1f} MB")
+    starters: dict[str, Callable[[], OptimcServer | LlamaServer]] = {
+        OPTIMC: partial(OptimcServer, plan, kv_memory=str(SERVE_KV)),
+        **set_up({LLAMA_SERVER: llama_server(bench.peers)}, bench.peers, samples),
+    }
     for number in range((bench.rounds or STARTS) + 1):
         if number:
             samples.states.append(bench.probe())
-        ours = OptimcServer(plan, kv_memory=str(SERVE_KV))
-        with _closing(ours, OPTIMC, samples):
-            ours.burst(SIXTEEN, number)
-            resident = ours.server.memory_bytes()["highest"]
-        theirs = LlamaServer(peers.llama_tools, peers.gguf(SMOLLM2), slots=16, context_tokens=512)
-        with _closing(theirs, LLAMA_SERVER, samples):
-            theirs.burst(SIXTEEN, number)
-            their_resident = theirs.server.memory_bytes()["highest"]
-        if number:
-            samples.add(READY, OPTIMC, ours.server.ready_s)
-            samples.add(READY, LLAMA_SERVER, theirs.server.ready_s)
-            samples.add(RESIDENT, OPTIMC, resident / 1e6)
-            samples.add(RESIDENT, LLAMA_SERVER, their_resident / 1e6)
-            samples.add(EXCESS, OPTIMC, (resident - allowed) / 1e6)
+        for name, start in starters.items():
+            engine, resident = _fill(name, start, number, samples)
+            if number:
+                samples.add(READY, name, engine.server.ready_s)
+                samples.add(RESIDENT, name, resident / 1e6)
+                if name == OPTIMC:
+                    samples.add(EXCESS, name, (resident - allowed) / 1e6)
     return samples
+
+
+def footprint(bench: Bench) -> Samples:
+    """How soon each engine has answered, and what it holds after sixteen requests at once: two processes, so that what
+    answers one request does not count beside what answers sixteen. No two processes live at the same time."""
+    samples = Samples()
+    samples.notes.append(f"optimc's pool is {SERVE_KV / 1e6:.1f} MB, all of it resident")
+    starters: dict[str, Callable[[], _Alone]] = {
+        OPTIMC: partial(optimc_engine, bench.plans(SMOLLM2), kv_bytes=SERVE_KV),
+        **set_up(for_sixteen_requests(bench.peers), bench.peers, samples),
+    }
+    for number in range((bench.rounds or 3) + 1):
+        if number:
+            samples.states.append(bench.probe())
+        for name, start in starters.items():
+            started_s = time.perf_counter()
+            engine = start()
+            with _closing(engine, name, samples):
+                engine.burst(FIRST, number)
+                answered_s = time.perf_counter()
+            _, resident = _fill(name, start, number, samples)
+            if number:
+                samples.add(LOADED, name, answered_s - started_s)
+                samples.add(RESIDENT, name, resident / 1e6)
+    samples.states.append(bench.probe())
+    return samples
+
+
+def _fill(name: str, start: Callable[[], Process], seed: int, samples: Samples) -> tuple[Process, int]:
+    """Start an engine and let it answer sixteen requests. Return it, ended, and the most bytes it held."""
+    engine = start()
+    with _closing(engine, name, samples):
+        engine.burst(SIXTEEN, seed)
+        return engine, highest_resident_bytes(engine.pid)
 
 
 @contextmanager
@@ -212,6 +254,7 @@ def quality(bench: Bench) -> Samples:
 
 
 SECTIONS: Mapping[str, Callable[[Bench], Samples]] = {
-    section.__name__: section for section in (decode, prefill, large, concurrent, context, overhead, serve, quality)
+    section.__name__: section
+    for section in (decode, prefill, large, concurrent, context, overhead, serve, footprint, quality)
 }
 """By name, in the order they run."""

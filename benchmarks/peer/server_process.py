@@ -1,4 +1,4 @@
-"""A server as its user meets it: started from the shell, ready when it answers, with so much memory resident."""
+"""A server as its user meets it: started from the shell, ready when it answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from peer.worker import PeerError
@@ -32,12 +31,9 @@ class ServerProcess:
         self.ready_s = time.perf_counter() - started_s
         """From starting the process to the first good answer."""
 
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the resident memory: now, at its highest, and what of now's belongs to files."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        names = {"resident": "VmRSS", "highest": "VmHWM", "of_files": "RssFile"}
-        return {name: int(fields[key].split()[0]) * 1024 for name, key in names.items()}
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def close(self) -> None:
         self._process.terminate()

@@ -4,12 +4,13 @@
 #     benchmarks/peer/setup.sh DIR
 #
 # Run it from the repository after `make setup model`. It takes 20 minutes on 2 cores, most of them to compile llama.cpp,
-# and 4 GB. What is there already is kept: delete a part to make it anew.
+# and 5 GB. What is there already is kept: delete a part to make it anew.
 #
-# DIR/run        environment with OpenVINO GenAI, to measure
-# DIR/export     environment with optimum-intel and torch, to export models
+# DIR/run        environment with OpenVINO GenAI and onnxruntime-genai, to measure
+# DIR/export     environment with optimum-intel, the builder of onnxruntime-genai and torch, to export models
 # DIR/llama.cpp  the sources that the package llama-cpp-python carries, built for this machine
-# DIR/models     NAME-ov (OpenVINO, int4 symmetric in groups of 32, 8-bit embedding and head) and NAME-q4_0.gguf
+# DIR/models     NAME-ov (OpenVINO) and NAME-ort (onnxruntime-genai), both int4 symmetric in groups of 32 with embedding
+#                and head in 8 bits, and NAME-q4_0.gguf
 set -eu
 
 [ $# -eq 1 ] || { echo "usage: $0 DIR" >&2; exit 2; }
@@ -24,6 +25,10 @@ export HF_HUB_OFFLINE=1
     "$peers/run/bin/pip" install --quiet openvino-genai==2026.4.1.0 openvino-tokenizers==2026.4.1.0
     touch "$peers/run/ready"
 }
+[ -e "$peers/run/ready-ort" ] || {
+    "$peers/run/bin/pip" install --quiet onnxruntime-genai==0.18.0 onnxruntime==1.32.0
+    touch "$peers/run/ready-ort"
+}
 
 [ -e "$peers/export/ready" ] || {
     $python -m venv "$peers/export"
@@ -32,6 +37,10 @@ export HF_HUB_OFFLINE=1
     # It comes along, built for another torch, and only stops transformers from being imported.
     "$peers/export/bin/pip" uninstall --quiet --yes torchvision
     touch "$peers/export/ready"
+}
+[ -e "$peers/export/ready-ort" ] || {
+    "$peers/export/bin/pip" install --quiet onnxruntime-genai==0.18.0 onnxruntime==1.32.0 onnx-ir==1.1.0
+    touch "$peers/export/ready-ort"
 }
 
 [ -d "$peers/llama.cpp" ] || {
@@ -69,6 +78,16 @@ for model in smollm2 llama-587m; do
     source="$peers/models/$model"
     [ -d "$source-ov" ] || "$peers/export/bin/optimum-cli" export openvino --model "$source" \
         --task text-generation-with-past --weight-format int4 --group-size 32 --sym --ratio 1.0 "$source-ov"
+    # prune_lm_head: the head sees the last position only, as with the others. rtn: the default method gives the shared 8
+    # bits of embedding and head two names, and the model cannot be loaded.
+    [ -d "$source-ort" ] || {
+        "$peers/export/bin/python" -m onnxruntime_genai.models.builder -i "$source" -o "$source-ort.part" \
+            -c "$peers/cache" -p int4 -e cpu --extra_options block_size=32 accuracy_level=4 is_symmetric=true \
+            algo_config=rtn matmul_mixed_precision=last_matmul:int8 shared_embeddings=true prune_lm_head=true \
+            hf_token=false
+        mv "$source-ort.part" "$source-ort"
+        rm -rf "$peers/cache"
+    }
     [ -f "$source-q4_0.gguf" ] || {
         PYTHONPATH="$peers/llama.cpp/gguf-py" "$peers/export/bin/python" "$peers/llama.cpp/convert_hf_to_gguf.py" \
             "$source" --outtype f16 --outfile "$source-f16.gguf"
