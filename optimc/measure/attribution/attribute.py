@@ -61,6 +61,8 @@ class _Run:
         self._qualities: dict[str, EvalResult] = {}
         self._blocks = KeptBlocks(around.store, self._machine, fresh=fresh)
         self._figures: dict[int, PairFigures] = {}
+        self._took_s: dict[str, float] = {}
+        """The longest that a comparison under each load has taken: one that does not fit any more is not begun."""
         self._not_alone: list[str] = []
         """Factors that the bare recipe lacks and that cannot be left out alone."""
 
@@ -197,10 +199,10 @@ class _Run:
         return seconds
 
     def _measure(self, number: int, job: Job, pairs: int) -> None:
-        if self._is_over():
+        if self._is_over(self._took_s.get(job.load, 0.0)):
             self._leave_out(job, OVER_BUDGET)
             return
-        progress = self._around.progress
+        progress, start_s = self._around.progress, self._elapsed()
         try:
             with self._engines(job) as engines:
                 figures = measure_pair(
@@ -219,6 +221,7 @@ class _Run:
         if figures.failure is not None:
             self._leave_out(job, figures.failure)
             return
+        self._took_s[job.load] = max(self._took_s.get(job.load, 0.0), self._elapsed() - start_s)
         self._figures[number] = figures
         self._rows.append(measured_row(job, figures, self._plans, self._qualities))
 
@@ -276,8 +279,10 @@ class _Run:
     def _elapsed(self) -> float:
         return self._around.clock() - self._start
 
-    def _is_over(self) -> bool:
-        return self._config.budget_s is not None and self._elapsed() >= self._config.budget_s
+    def _is_over(self, coming_s: float = 0.0) -> bool:
+        """Whether the budget is spent, or `coming_s` more would exceed it."""
+        budget, elapsed = self._config.budget_s, self._elapsed()
+        return budget is not None and (elapsed >= budget or elapsed + coming_s > budget)
 
 
 def _how(pairs: int) -> tuple[str, ...]:

@@ -269,6 +269,20 @@ def test_a_run_that_takes_longer_than_foreseen_stops_at_its_budget(world):
     assert [row.na for row in result.rows if row.factor in ("fuse[1]", "all")] == ["not measured (budget)"] * 2
 
 
+def test_a_comparison_that_would_not_end_within_the_budget_is_not_begun(world):
+    config = AttributeConfig(**{**_fields(CONFIG), "budget_s": 400.0})
+    grown = iter(range(1000))
+
+    def bench(engine, workload, progress):
+        world.block_s = 10.0 if next(grown) == 0 else 15.0
+        return world.bench(engine, workload, progress)
+
+    result = attribute(world.recipe("rtn", "fuse"), config, world.around(bench=bench))
+    # Two comparisons end at 10 + 23 * 15 = 355 s; the third would take as long as the second, 180 s.
+    assert [row.factor for row in result.rows if row.na == "not measured (budget)"] == ["all"]
+    assert len(world.blocks) == 24
+
+
 def test_lengths_beyond_the_recipe_are_found_before_any_build(world):
     config = AttributeConfig(prompt_tokens=500, output_tokens=64, windows=0)
     with pytest.raises(ConfigError, match="564 tokens exceed the recipe's limits.max_seq_len 512"):
