@@ -26,8 +26,7 @@ def limit_arenas() -> None:
 
 @contextmanager
 def trimming(every_s: float = TRIM_EVERY_S) -> Iterator[None]:
-    """Give free pages back to the system, what loading took first, then now and then on a thread of its own; without
-    glibc nothing happens.
+    """Give free pages back to the system now and then, on a thread of its own; without glibc nothing happens.
 
     Pages between others that are in use stay resident otherwise. Over half an hour of mixed requests that made 9 MB,
     which looked like a leak; giving them back takes a few milliseconds (benchmarks/serving_soak.py).
@@ -39,10 +38,8 @@ def trimming(every_s: float = TRIM_EVERY_S) -> Iterator[None]:
     ended = threading.Event()
 
     def work() -> None:
-        while True:
+        while not ended.wait(every_s):
             trim(ctypes.c_size_t(0))  # without the interpreter's lock
-            if ended.wait(every_s):
-                return
 
     thread = threading.Thread(target=work, name="optimc-trim", daemon=True)
     thread.start()

@@ -29,15 +29,14 @@ _NAME_END = "\U0010fffd"
 class ControlTokens:
     """Special-token spellings of one tokenizer, and the encoder that tells scaffolding from user text."""
 
-    def __init__(self, tokenizer_json: bytes) -> None:
-        spec = json.loads(tokenizer_json)
-        spellings = [token["content"] for token in spec.get("added_tokens") or () if token["special"]]
+    def __init__(self, backend: Backend) -> None:
+        spellings = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
         self._spellings = sorted(spellings, key=len, reverse=True)
         self._beginnings = {spelling[:end] for spelling in spellings for end in range(1, len(spelling))}
         self._longest = max(map(len, spellings), default=0)
         nonce = secrets.token_hex(8)
         self._names = {text: f"{_NAME_END}{nonce}{i}{_NAME_END}" for i, text in enumerate(self._spellings)}
-        self._json = tokenizer_json
+        self._original = backend
         self._lock = threading.Lock()
         self._renamed_backend: Backend | None = None
 
@@ -76,7 +75,8 @@ class ControlTokens:
         """Return the tokenizer with renamed special tokens, built when first needed: most chats never need it."""
         with self._lock:
             if self._renamed_backend is None:
-                spec = _renamed(json.loads(self._json), self._names)
+                # Written anew, not kept: the text is megabytes long.
+                spec = _renamed(json.loads(self._original.to_str()), self._names)
                 self._renamed_backend = load_backend(json.dumps(spec).encode())
             return self._renamed_backend
 

@@ -23,7 +23,6 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer_json: bytes, special_tokens: Mapping[str, str] | None = None) -> None:
-        self._json = tokenizer_json
         self._backend = load_backend(tokenizer_json)
         self._lock = threading.Lock()
         self._control_tokens: ControlTokens | None = None
@@ -90,5 +89,5 @@ class Tokenizer:
         """Encoder for texts whose user-written parts must not form special tokens."""
         with self._lock:
             if self._control_tokens is None:
-                self._control_tokens = ControlTokens(self._json)
+                self._control_tokens = ControlTokens(self._backend)
             return self._control_tokens
