@@ -131,7 +131,7 @@ class EngineConfig:
     """Reuse the K/V of full blocks between requests that begin alike."""
     chunked_prefill: bool = True
     """Split prompts over steps. Off: a prompt runs whole in one step, before all that decode if it does not fit beside
-    them, and must not exceed max_step_tokens."""
+    them (they wait for one such step at a time), and must not exceed max_step_tokens."""
     inflight_batching: bool = True
     """Let requests join a running batch. Off: a new batch starts only when the previous one is finished."""
     max_queued_requests: int = 256

@@ -3,7 +3,8 @@
 1. A step has one budget of max_step_tokens tokens. At most min(max_seqs, max_step_tokens) sequences run at once.
 2. Running sequences with one token left to compute (decode) go first, oldest first; then running prefills take chunks
    of the budget, oldest first; what remains admits waiting sequences, in the order of `policy` and `fair_share`. While
-   anybody decodes, all chunks together are cut to what `chunk_budget` says a step has time for.
+   anybody decodes, all chunks together are cut to what `chunk_budget` says a step has time for. Without chunked prefill
+   prompts run whole: where none fits beside what decodes, they take a step of their own before it, never two in a row.
 3. A sequence is admitted only if its whole context (prompt, and output from before a preemption) and the token after it
    fit the pool; it takes all blocks of the context at once. Cached full blocks come from the prefix cache, but the last
    known token is always computed: its logits are needed.
@@ -91,6 +92,8 @@ class Scheduler:
         self._ageing_s = ageing_s
         self._chunk_budget = chunk_budget if chunked_prefill else None
         self._fair_share = FairShare()
+        self._decodes_waited = False
+        """Whether the last step was one of prompts alone, while others could have decoded."""
         # One row per running sequence, updated when its blocks change: a step copies rows, it does not rebuild them.
         columns = -(-limits.max_request_tokens // limits.block_size)
         self._table = np.zeros((limits.max_running, columns), np.int32)
@@ -130,13 +133,17 @@ class Scheduler:
         has_prefills = len(decoding) < len(self.running)
         may_admit = open_for_admission and bool(self.waiting) and bool(self._free_rows)
         budget = most
+        decodes_wait = False
         if has_prefills or may_admit:
             budget = self._cut(most, len(decoding))
             chunks = self._chunks(budget, has_prefills=has_prefills, may_admit=may_admit)
-            if decoding and not chunks and not self._chunked_prefill:
-                # What must run whole and does not fit beside decodes goes before them: it would wait for their end.
+            if decoding and not chunks and not self._chunked_prefill and not self._decodes_waited:
+                # What must run whole and does not fit beside decodes goes before them, or it would wait for their end.
+                # Not twice in a row: they would wait for the end of all that comes.
                 chunks = self._chunks(self.limits.max_step_tokens, has_prefills=has_prefills, may_admit=may_admit)
+                decodes_wait = bool(chunks)
                 decoding = [] if chunks else decoding
+        self._decodes_waited = decodes_wait
         is_cut = budget < most
 
         only_decodes = all_sample and not chunks

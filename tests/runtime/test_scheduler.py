@@ -227,6 +227,17 @@ def test_without_chunking_a_prompt_that_fits_beside_nothing_runs_before_what_dec
     r.run()
 
 
+def test_without_chunking_what_decodes_waits_for_one_step_of_prompts_at_a_time(rig):
+    r = rig(num_blocks=32, chunked_prefill=False)
+    r.add([1] * 4, 20)
+    r.step()
+    for token in range(2, 5):
+        r.add([token] * 8, 1)
+    steps = [r.work(r.step()) for _ in range(6)]
+    assert steps == [{"1": 8}, {"0": 1}, {"2": 8}, {"0": 1}, {"3": 8}, {"0": 1}]
+    r.run()
+
+
 def test_without_chunking_a_context_longer_than_a_step_is_still_recomputed(rig, scripted):
     r = rig(num_blocks=8, chunked_prefill=False, cache=False)
     old, young = r.add([1] * 4, 24), r.add([2] * 6, 18)

@@ -76,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_overtakes=max_overtakes,
         )
         self.chunked = chunked
+        self.waited = False
         self.is_collision = is_collision
 
     @property
@@ -126,6 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def failed_step(self):
+        self.waited = False
         step = self.rig.scheduler.schedule()
         for item in () if step is None else step.work:
             self.rig.scheduler.release(item.sequence)
@@ -192,7 +194,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         assert len(step.plan.tokens) <= scheduler.limits.max_step_tokens
         decodes = [each for each, (_, preemptions) in decoding.items() if each.num_preemptions == preemptions]
-        if self.chunked or any(item.sequence in decodes for item in step.work):
+        waits = bool(decodes) and not any(item.sequence in decodes for item in step.work)
+        assert not (waits and (self.chunked or self.waited)), "what decodes waited twice in a row"
+        self.waited = waits
+        if not waits:
             assert all(each.num_output > decoding[each][0] for each in decodes)
         if self.cut is not None and self.cut.asked > asked:
             chunks = [item for item in step.work if item.sequence not in decoding or item.sequence.num_preemptions]

@@ -28,10 +28,10 @@ struct Chunk {
     GroupScales scales[kChunkGroups];
 };
 
-// Memory for a chunk that is not read where it lies. Pairs of dimensions or keys take one row of cells.
+// Memory for a chunk that is not read where it lies.
 struct ChunkCopy {
-    float* keys;    // [D, 64]
-    float* values;  // [64, Dp]
+    float* keys;    // [D, 64], or cells [ceil(D / 2), 64]
+    float* values;  // [64, Dp], or cells [32, Dp]
     float* scales;  // [4, 64]: scales of keys, of values, minimums of keys, of values
 };
 
@@ -155,11 +155,12 @@ inline void copy_values(Chunk& chunk, int width, float* values) {
     }
 }
 
-// Whether chunks of a list without gaps are used where they lie. `copy`: a copy is wanted.
-inline bool reads_in_place(const KvLayer& layer, bool copy) {
+// Whether chunks of a list without gaps are used where they lie. `copy_all`: see read_chunk. Cells of an odd last
+// dimension need a 0 beside it, which the cache does not hold.
+inline bool reads_in_place(const KvLayer& layer, bool copy_all) {
     if (layer.block_size % kKeyGroup != 0) return false;
     if (multiplies_pairs(layer.type) && layer.head_dim % 2 != 0) return false;
-    return !(copy && layer.type != KvType::float32);
+    return !(copy_all && layer.type != KvType::float32);
 }
 
 // Fill `chunk` with keys [chunk_first + begin, chunk_first + end) of a query's list. `causal`: see VisibleKeys.

@@ -6,7 +6,7 @@ namespace optimc::OPTIMC_ISA {
 
 namespace {
 
-// From this many rows on, widening a chunk once beats widening it in every tile.
+// From this many rows on, copying a chunk once, widened or in cells, beats loading it so in every tile.
 constexpr int kCopyRows = 3 * kTileRows;
 
 void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const QueryRows& rows, int first, int last) {
@@ -15,7 +15,8 @@ void attend_rows_to_chunk(const AttentionCall& call, const Chunk& chunk, const Q
                      : attend_chunk<type, false>(call, chunk, rows, first, last);
     };
     switch (call.cache.type) {
-        case KvType::float32: return attend_chunk<KvType::float32, false>(call, chunk, rows, first, last);  // either way
+        // A copy differs from the cache in where rows lie alone, which the chunk says.
+        case KvType::float32: return attend_chunk<KvType::float32, false>(call, chunk, rows, first, last);
         case KvType::bfloat16: return attend.template operator()<KvType::bfloat16>();
         case KvType::int8: return attend.template operator()<KvType::int8>();
         case KvType::int4: return attend.template operator()<KvType::int4>();

@@ -2,9 +2,9 @@
 //
 // A cell is 32 bits wide and holds two neighbours of a chain as bfloat16, the first in the low half: dimensions 2k and
 // 2k + 1 of a query or a key, the weights or values of keys 2j and 2j + 1 of a chunk. Elements of the cache are
-// bfloat16 already, or codes of at most 8 bits, so their cells are exact; queries and weights are rounded. Which
-// neighbours meet depends on their index alone, and the instruction rounds in one way whatever the mode of the
-// processor: no tile changes a bit.
+// bfloat16 already, or codes of at most 8 bits, so their cells are exact but for subnormal numbers, which count as 0;
+// queries and weights are rounded. Which neighbours meet depends on their index alone, and the instruction rounds in
+// one way whatever the mode of the processor: no tile changes a bit.
 #pragma once
 
 #include "kernels/attention_tile.h"
@@ -12,7 +12,7 @@
 namespace optimc::OPTIMC_ISA {
 
 // Whether chunks of a cache of this type are multiplied in pairs. float32 stays float32.
-static constexpr bool multiplies_pairs([[maybe_unused]] KvType type) {
+constexpr bool multiplies_pairs([[maybe_unused]] KvType type) {
 #if defined(OPTIMC_BF16)
     return type != KvType::float32;
 #else
@@ -142,7 +142,7 @@ inline void narrow_row(float*, int) {}
 
 #endif
 
-// One half of the cells of values in pairs; the other half is 0, and the value that would lie there is not read.
+// One half of the cells of values in pairs; the other half is 0, whatever value lies there: it may be NaN.
 template <class Pairs, bool second>
 struct HalfOf {
     const std::uint8_t* const* rows;
