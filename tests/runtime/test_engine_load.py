@@ -52,7 +52,7 @@ def test_a_damaged_plan_is_refused_unless_trusted(executors, plan_path):
 
 def test_a_damaged_tokenizer_is_called_damaged_rather_than_unreadable(executors, tmp_path, scripted, byte_tokenizer):
     path = tmp_path / "engine.plan"
-    tokenizer = PlanTensor.from_bytes("tokenizer/tokenizer.json", byte_tokenizer._json)
+    tokenizer = PlanTensor.from_bytes("tokenizer/tokenizer.json", byte_tokenizer._backend.to_str().encode())
     write_plan(path, scripted.manifest(vocab_size=257), [tokenizer])
     Engine.load(path).close()
     data = bytearray(path.read_bytes())

@@ -29,7 +29,7 @@ def tokenizer():
 
 
 def text(tokenizer, ids):
-    names = {index: token for token, index in json.loads(tokenizer._json)["model"]["vocab"].items()}
+    names = {index: token for token, index in json.loads(tokenizer._backend.to_str())["model"]["vocab"].items()}
     names |= {tokenizer.token_id(special): special for special in SPECIALS}
     return "".join(names[index] for index in ids).replace("Ċ", "\n").replace("Ġ", " ")
 

@@ -147,7 +147,7 @@ def plans(tmp_path, scripted, byte_tokenizer, monkeypatch):
 
 
 def test_another_plan_drafts_and_changes_nothing(plans, byte_tokenizer, drive, scripted):
-    json = byte_tokenizer._json
+    json = byte_tokenizer._backend.to_str().encode()
     target, draft = plans("target", json), plans("draft", json)
     config = EngineConfig(speculation=SpeculationOptions("draft", draft, always=True, max_nodes=3))
     with Engine.load(target, config) as engine:
@@ -162,7 +162,7 @@ def test_another_plan_drafts_and_changes_nothing(plans, byte_tokenizer, drive, s
     [(b"", 257, "different tokenizers"), (None, 300, "has a vocabulary of 300, .* one of 257")],
 )
 def test_a_draft_that_speaks_other_tokens_is_refused(plans, byte_tokenizer, tokenizer, vocab_size, message):
-    json = byte_tokenizer._json
+    json = byte_tokenizer._backend.to_str().encode()
     other = json.replace(b"<end>", b"<fin>") if tokenizer is not None else json
     target, draft = plans("target", json), plans("draft", other, vocab_size)
     with pytest.raises(ConfigError, match=message):
