@@ -11,9 +11,9 @@ enum class InstructionSet { portable, avx2, avx512, avx512_bf16, amx };
 // "portable", "avx2", "avx512", "avx512_bf16", "amx".
 const char* name_of(InstructionSet set);
 
-// The sets this machine can run, the one to choose last. amx means tiles of 8-bit integers, which the system must grant, and what
-// avx512 needs; avx512_bf16 means products of bfloat16 and what avx512 needs; avx512 means F, BW, DQ, VL, VNNI and what
-// avx2 needs; avx2 means AVX2, FMA and F16C.
+// The sets this machine can run, the one to choose last. amx means tiles of 8-bit integers, which the system must grant,
+// and what avx512 needs; avx512_bf16 means products of bfloat16 and what avx512 needs; avx512 means F, BW, DQ, VL, VNNI
+// and what avx2 needs; avx2 means AVX2, FMA and F16C.
 std::vector<InstructionSet> supported_instruction_sets();
 
 // The set named by the environment variable OPTIMC_ISA, else the fastest supported one.

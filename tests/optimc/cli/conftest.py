@@ -1,4 +1,4 @@
-"""Small plans whose passes report what they did to a graph."""
+"""Small plans whose passes report what they did to a graph, and what a command line is refused for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from optimc.cli.app import app
+from optimc.errors import ConfigError
 from optimc.plan import (
     FORMAT_VERSION,
     DeclinedSites,
@@ -97,3 +100,15 @@ def plan(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def refused() -> Callable[..., dict[str, str]]:
+    """Run a command line that must be refused; return where each fault is, and its message."""
+
+    def run(*words: object) -> dict[str, str]:
+        error = CliRunner().invoke(app, [str(word) for word in words]).exception
+        assert isinstance(error, ConfigError), error
+        return {fault.where: fault.message for fault in error.faults}
+
+    return run

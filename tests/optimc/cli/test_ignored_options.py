@@ -1,10 +1,6 @@
 """Options of the measuring commands that would change nothing are refused before anything is built or measured."""
 
 import pytest
-from typer.testing import CliRunner
-
-from optimc.cli.app import app
-from optimc.errors import ConfigError
 
 RECIPE = """
 name: tiny
@@ -19,12 +15,6 @@ def recipe(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(RECIPE)
     return path
-
-
-def refused(*words):
-    error = CliRunner().invoke(app, [str(word) for word in words]).exception
-    assert isinstance(error, ConfigError), error
-    return {fault.where: fault.message for fault in error.faults}
 
 
 @pytest.mark.parametrize(
@@ -43,11 +33,11 @@ def refused(*words):
         (["roofline", "a.plan", "--batch", ","], {"--batch"}),
     ],
 )  # fmt: skip
-def test_what_would_change_nothing_is_refused(words, names):
+def test_what_would_change_nothing_is_refused(words, names, refused):
     assert set(refused(*words)) == names
 
 
-def test_a_search_refuses_what_its_objective_does_not_use(recipe):
+def test_a_search_refuses_what_its_objective_does_not_use(recipe, refused):
     short = ("--prompt-tokens", 16, "--length", 64)
     assert set(refused("search", recipe, *short, "--slo", "ttft=5", "--machine-price", 1)) == {
         "--slo",
@@ -56,7 +46,7 @@ def test_a_search_refuses_what_its_objective_does_not_use(recipe):
     assert set(refused("search", recipe, *short, "--budget-minutes", "nan")) == {"--budget-minutes"}
 
 
-def test_a_search_refuses_loads_that_no_point_could_take_before_it_builds(recipe):
+def test_a_search_refuses_loads_that_no_point_could_take_before_it_builds(recipe, refused):
     faults = refused("search", recipe, "--prompt-tokens", 200, "--output-tokens", 100, "--length", 512)
     assert faults == {
         "--length": "512 tokens per window, the recipe's limits.max_seq_len is 256",

@@ -3,10 +3,8 @@
 from typing import get_type_hints
 
 import pytest
-from typer.testing import CliRunner
 
 from optimc.cli import options
-from optimc.cli.app import app
 from optimc.cli.attribute import attribute
 from optimc.cli.bench import bench
 from optimc.cli.compare import compare
@@ -41,12 +39,6 @@ def test_an_option_is_declared_once_for_all_commands(option, commands):
     assert all(each == declared[0] for each in declared)
 
 
-def refused(*words):
-    error = CliRunner().invoke(app, [str(word) for word in words]).exception
-    assert isinstance(error, ConfigError), error
-    return {fault.where: fault.message for fault in error.faults}
-
-
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -63,13 +55,13 @@ def refused(*words):
         ("search RECIPE --objective cost --machine-price -2", {"--machine-price"}),
     ],
 )
-def test_faults_are_named_by_their_options(words, names, tmp_path):
+def test_faults_are_named_by_their_options(words, names, tmp_path, refused):
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(RECIPE)
     assert set(refused(*words.replace("RECIPE", str(recipe)).split())) == names
 
 
-def test_numbers_are_told_as_they_were_given(tmp_path):
+def test_numbers_are_told_as_they_were_given(tmp_path, refused):
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(RECIPE)
     assert refused("attribute", recipe, "--budget-minutes", -2) == {
@@ -78,7 +70,7 @@ def test_numbers_are_told_as_they_were_given(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["compare a.plan --ladder", "bench a.plan --ladder", "attribute r.yaml --knee"])
-def test_a_share_is_a_share_in_every_command(command):
+def test_a_share_is_a_share_in_every_command(command, refused):
     for share in ("0", "1.5", "nan"):
         faults = refused(*command.split(), "--slo", "ttft=5", "--attain", share)
         assert faults == {"--attain": f"must be a share above 0 and at most 1, got {share}"}

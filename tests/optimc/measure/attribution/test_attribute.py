@@ -256,28 +256,26 @@ def test_a_short_budget_cuts_and_says_so(world):
     assert (again.to_json(), len(world.blocks)) == (result.to_json(), 24), "resumed, it decides the same"
 
 
-def test_a_run_that_takes_longer_than_foreseen_stops_at_its_budget(world):
-    config = AttributeConfig(**{**_fields(CONFIG), "budget_s": 400.0})
-    grown = iter(range(1000))
+def growing(world, block_s):
+    """Blocks of 10 s at first, of `block_s` from the second on."""
 
     def bench(engine, workload, progress):
-        world.block_s = 10.0 if next(grown) == 0 else 40.0
+        world.block_s = block_s if world.blocks else 10.0
         return world.bench(engine, workload, progress)
 
-    result = attribute(world.recipe("rtn", "fuse"), config, world.around(bench=bench))
+    return bench
+
+
+def test_a_run_that_takes_longer_than_foreseen_stops_at_its_budget(world):
+    config = AttributeConfig(**{**_fields(CONFIG), "budget_s": 400.0})
+    result = attribute(world.recipe("rtn", "fuse"), config, world.around(bench=growing(world, 40.0)))
     # The first comparison ends at 10 + 11 * 40 = 450 s.
     assert [row.na for row in result.rows if row.factor in ("fuse[1]", "all")] == ["not measured (budget)"] * 2
 
 
 def test_a_comparison_that_would_not_end_within_the_budget_is_not_begun(world):
     config = AttributeConfig(**{**_fields(CONFIG), "budget_s": 400.0})
-    grown = iter(range(1000))
-
-    def bench(engine, workload, progress):
-        world.block_s = 10.0 if next(grown) == 0 else 15.0
-        return world.bench(engine, workload, progress)
-
-    result = attribute(world.recipe("rtn", "fuse"), config, world.around(bench=bench))
+    result = attribute(world.recipe("rtn", "fuse"), config, world.around(bench=growing(world, 15.0)))
     # Two comparisons end at 10 + 23 * 15 = 355 s; the third would take as long as the second, 180 s.
     assert [row.factor for row in result.rows if row.na == "not measured (budget)"] == ["all"]
     assert len(world.blocks) == 24
