@@ -24,6 +24,8 @@ import numpy as np
 from serving_load import HERE, Reply, Server, ask, mark, request, serving, total, write_report
 from serving_mix import CANARY, COMPLETIONS, Errand, Mix
 
+from optimc_runtime.server.serve import worker_threads
+
 KEYS = {"blue": "blue-0123456789abcdef", "green": "green-0123456789abcdef"}
 PINNED = "You are a patient assistant who answers briefly. " * 4
 SAMPLE_S = 5.0
@@ -34,8 +36,8 @@ ANSWER_WITHIN_S = 580
 """Less than the server's own `--request-timeout`."""
 FLAT_BYTES_PER_S = 1e6 / 600
 """Growth that is no leak whatever its error: 1 MB in ten minutes."""
-WORKER_THREADS = 40
-"""Threads that encode prompts: started when they are needed, kept from then on."""
+REMEMBERED_WORDS = 10_000
+"""The tokenizers library keeps how it split so many, four megabytes of them."""
 EVICTED = "optimc_prefix_cache_evicted_blocks_total"
 SETTLED = 0.2
 """Share of the run that fills caches and pools, and does not count."""
@@ -134,6 +136,11 @@ async def run(server: Server, minutes: float, clients: int, longest: int) -> Soa
     )
     replies = await asyncio.gather(*(ask(server.address, request(COMPLETIONS, body, key=key)) for body in crowd))
     assert {reply.status for reply in replies} <= {200, 429}
+    letters = Random(0)
+    for _ in range(0, REMEMBERED_WORDS + 1000, 100):
+        words = ("".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(100))
+        reply = await ask(server.address, request("/tokenize", {"prompt": " ".join(words)}, key=key))
+        assert reply.status == 200, reply.body
     mixes = [
         Mix(number, longest=longest, key=list(KEYS.values())[number % len(KEYS)], canary=canary)
         for number in range(clients + 1)
@@ -215,7 +222,7 @@ def judge(
         Verdict(
             "threads idle, before and after",
             f"{before.threads}, {after.threads}",
-            after.threads <= before.threads + WORKER_THREADS,
+            after.threads <= before.threads + worker_threads(),
         ),
     ]
 

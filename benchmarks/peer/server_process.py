@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import subprocess
 import tempfile
 import time
@@ -22,7 +23,9 @@ class ServerProcess:
         self.url = url
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         started_s = time.perf_counter()
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+        # Users of a Python server do not compile it at every start, as this variable would have them do.
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=variables)
         while not _is_ready(url):
             if self._process.poll() is not None or time.perf_counter() - started_s > TIMEOUT_S:
                 self.close()

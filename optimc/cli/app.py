@@ -13,24 +13,13 @@ from typing import Annotated
 import typer
 
 import optimc
-from optimc.cli.attribute import attribute
-from optimc.cli.bench import bench
-from optimc.cli.build import build
-from optimc.cli.chat import chat
-from optimc.cli.compare import compare
-from optimc.cli.evaluate import evaluate
-from optimc.cli.export import export
-from optimc.cli.inspect import inspect
-from optimc.cli.prefix_report import prefix_report
-from optimc.cli.recipe_schema import print_recipe_schema
-from optimc.cli.roofline import roofline
-from optimc.cli.search import search
-from optimc.cli.serve import serve
+from optimc.cli.commands import CommandsOnDemand
 from optimc.cli.slo_option import spread_slo
 from optimc.errors import OptimcError
 
 app = typer.Typer(
     name="optimc",
+    cls=CommandsOnDemand,
     help="Compile a language-model checkpoint into one engine.plan, serve it, measure it.",
     no_args_is_help=True,
     add_completion=False,
@@ -38,19 +27,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # its boxes cut option names short at 80 columns
     context_settings={"max_content_width": 120},
 )
-app.command("build")(build)
-app.command("export")(export)
-app.command("inspect")(inspect)
-app.command("serve")(serve)
-app.command("chat")(chat)
-app.command("bench")(bench)
-app.command("eval")(evaluate)
-app.command("compare")(compare)
-app.command("roofline")(roofline)
-app.command("attribute")(attribute)
-app.command("search")(search)
-app.command("prefix-report")(prefix_report)
-app.command("recipe-schema")(print_recipe_schema)
 
 
 def _print_version(value: bool) -> None:

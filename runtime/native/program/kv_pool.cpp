@@ -31,7 +31,7 @@ KvPool::KvPool(std::span<const KvLayerShape> layers, int block_size, std::int64_
         starts.push_back(total);
         total += aligned(num_blocks * bytes_of(shape, block_size));
     }
-    memory_ = allocate_aligned(total);
+    memory_ = allocate_aligned(total, Pages::huge);
     for (std::size_t i = 0; i < layers.size(); ++i) {
         layers_.push_back({
             .data = reinterpret_cast<std::uint8_t*>(memory_.get()) + starts[i],

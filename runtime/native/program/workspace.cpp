@@ -17,9 +17,9 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 void FreeAligned::operator()(std::byte* memory) const { munmap(memory, length); }
 
-AlignedBytes allocate_aligned(std::int64_t bytes) {
+AlignedBytes allocate_aligned(std::int64_t bytes, Pages pages) {
     const auto wanted = static_cast<std::size_t>(aligned(std::max<std::int64_t>(bytes, 1)));
-    const bool is_huge = wanted >= 2 * kHugePage;
+    const bool is_huge = pages == Pages::huge && wanted >= 2 * kHugePage;
     const std::size_t unit = is_huge ? kHugePage : kPage;
     const std::size_t length = (wanted + unit - 1) / unit * unit;
     // Mappings start on a small page: one huge page more, and what is before and behind is given back.
@@ -61,8 +61,10 @@ Workspace::Workspace(std::vector<FloatBuffer> floats, std::vector<QuantizedBuffe
     // Threads' private parts start on pages of their own.
     constexpr auto page = static_cast<std::int64_t>(kPage);
     private_bytes_ = (replica_bytes_ + aligned(scratch_bytes) + page - 1) / page * page;
-    arena_ = allocate_aligned(arena_bytes);
-    private_ = allocate_aligned(private_bytes_ * threads);
+    // Buffers lie as far apart as the largest step needs, and most steps use a few rows of each: huge pages would make
+    // eight megabytes resident for a step that needs one, and gain a prompt a hundredth of its time.
+    arena_ = allocate_aligned(arena_bytes, Pages::small);
+    private_ = allocate_aligned(private_bytes_ * threads, Pages::small);
 }
 
 Rows Workspace::rows(const View& view) const {

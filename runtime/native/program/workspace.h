@@ -60,8 +60,12 @@ struct FreeAligned {
 };
 using AlignedBytes = std::unique_ptr<std::byte[], FreeAligned>;
 
-// Zeroed memory that the system provides when it is touched, in huge pages if it is large. Throws std::bad_alloc.
-AlignedBytes allocate_aligned(std::int64_t bytes);
+// Huge pages spare the processor walks of its page table, and make memory resident two megabytes at a time.
+enum class Pages { small, huge };
+
+// Zeroed memory that the system provides when it is touched, in the pages asked for if it is large enough to have them.
+// Throws std::bad_alloc.
+AlignedBytes allocate_aligned(std::int64_t bytes, Pages pages);
 
 class Workspace {
   public:

@@ -14,6 +14,9 @@ from optimc_runtime.server.metrics import ServerMetrics
 from optimc_runtime.server.options import ServerOptions
 from optimc_runtime.server.submission import Submission
 
+GRAMMAR_SLOTS = 2
+"""Grammars compiled at once: each takes a core, for up to seconds."""
+
 
 @dataclass(slots=True)
 class Phase:
@@ -46,8 +49,7 @@ class ServerContext:
     keys: KeyRing | None = None
     """Who may ask; None: whoever reaches the port."""
     phase: Phase = field(default_factory=Phase)
-    grammar_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
-    """Compiling a grammar takes a core for up to seconds: so many may at once."""
+    grammar_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(GRAMMAR_SLOTS))
 
     def begin_drain(self) -> None:
         """Refuse new work from now on."""

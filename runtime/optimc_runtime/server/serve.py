@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import threading
@@ -12,12 +13,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import uvicorn
+from anyio.to_thread import current_default_thread_limiter
 
 from optimc.errors import ConfigError, Fault
 from optimc_runtime.server.app import build_app
 from optimc_runtime.server.client import EngineClient, PromptTemplate
 from optimc_runtime.server.connection import DeadlineProtocol
-from optimc_runtime.server.context import ServerContext
+from optimc_runtime.server.context import GRAMMAR_SLOTS, ServerContext
 from optimc_runtime.server.keys import KeyRing
 from optimc_runtime.server.options import ServerOptions
 from optimc_runtime.server.watchdog import watch
@@ -109,6 +111,15 @@ def serve(
     HttpServer(app, host=host, port=port, drain_timeout_s=drain_timeout_s, on_ready=on_ready).run()
 
 
+def worker_threads() -> int:
+    """Return how many threads encode prompts and compile grammars, beside the event loop's and the engine's.
+
+    Their work is the processor's, so that more of them would take memory and gain nothing; of grammars, each of which
+    can hold a thread for seconds, there are never as many.
+    """
+    return (os.cpu_count() or 1) + GRAMMAR_SLOTS
+
+
 def check_address(host: str, port: int) -> None:
     """Raise ConfigError if `host:port` cannot be bound now: worth knowing before a model is loaded for it."""
     _listen(host, port).close()
@@ -129,6 +140,7 @@ class _DrainingServer(uvicorn.Server):
         self._watching: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        current_default_thread_limiter().total_tokens = worker_threads()
         await super().startup(sockets)
         self._watching = asyncio.create_task(watch(self._context))
         self._on_started()

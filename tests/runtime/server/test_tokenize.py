@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from optimc_runtime.server import ServerOptions
+from optimc_runtime.server.serve import worker_threads
 
 
 def tokenize(served, **fields):
@@ -102,3 +107,22 @@ def test_nothing_is_generated(served):
     tokenize(served, prompt="a").raise_for_status()
     detokenize(served, tokens=[20]).raise_for_status()
     assert served.engine.submitted == []
+
+
+def test_many_texts_at_once_take_few_threads(served, monkeypatch):
+    encode = served.engine.tokenizer.encode
+    at_once: list[int] = []
+    running = threading.Semaphore(0)
+
+    def slow_encode(text, **options):
+        running.release()
+        time.sleep(0.02)
+        at_once.append(running._value)
+        running.acquire()
+        return encode(text, **options)
+
+    monkeypatch.setattr(served.engine.tokenizer, "encode", slow_encode)
+    with ThreadPoolExecutor(30) as clients:
+        replies = list(clients.map(lambda number: tokenize(served, prompt=f"text {number}"), range(60)))
+    assert all(reply.status_code == 200 for reply in replies)
+    assert 1 < max(at_once) <= worker_threads()
