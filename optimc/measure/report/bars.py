@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from optimc.measure.report import scale
 from optimc.measure.report.chart import AREA, WIDTH, axes, data_table, figure, figures
-from optimc.measure.report.labels import shorten
+from optimc.measure.report.labels import CHARACTER_WIDTH, shorten
 from optimc.measure.report.marks import line, text
 from optimc.measure.report.scale import Scale
 from optimc.measure.report.svg import Markup, element, join
 
 _GUTTER = 24.0
 """Left of the bars: the letter of the load."""
-_VALUES = 168.0
-"""Right of the bars: the ratio and its interval."""
+_GAP = 10.0
+"""Between them and what is told of them on their right."""
 _BAR = 12.0
 _STEP = 17.0
 _HEAD = 19.0
@@ -38,6 +38,20 @@ class RatioBar:
         """Whether the interval tells the two apart."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
+    def verdict(self, *, less_is_better: bool) -> str:
+        """Return what the ratio means, in words."""
+        if not self.is_seen:
+            return "no difference seen" if self.low is not None else "too few pairs to tell"
+        return "better" if (self.value < 1) == less_is_better else "worse"
+
+    def told(self, *, less_is_better: bool) -> str:
+        """Return the ratio and its interval, behind a sign of what they mean."""
+        sign = {"better": "▲", "worse": "▼", "no difference seen": "≈"}
+        told = f"{sign.get(self.verdict(less_is_better=less_is_better), '?')} ×{self.value:.3g}"
+        if self.low is None or self.high is None:
+            return told
+        return f"{told} ({self.low:.3g} to {self.high:.3g})"
+
 
 def ratio_bars(chart_id: str, title: str, bars: Sequence[RatioBar], *, less_is_better: bool) -> Markup | None:
     """Return bars from 1 to each ratio on a logarithmic axis, with whiskers; None without any."""
@@ -45,7 +59,8 @@ def ratio_bars(chart_id: str, title: str, bars: Sequence[RatioBar], *, less_is_b
         return None
     loads = list(dict.fromkeys(bar.load for bar in bars))
     ends = [end for bar in bars for end in (bar.value, bar.low, bar.high) if end is not None and end > 0]
-    x = scale.log([*ends, 1.0, 0.8, 1.25], _GUTTER, WIDTH - _VALUES, count=4)
+    longest = max(len(bar.told(less_is_better=less_is_better)) for bar in bars)
+    x = scale.log([*ends, 1.0, 0.8, 1.25], _GUTTER, WIDTH - longest * CHARACTER_WIDTH - _GAP, count=4)
     factors = list(dict.fromkeys(bar.factor for bar in bars))
     height = 14.0
     drawing: list[Markup] = []
@@ -63,8 +78,8 @@ def ratio_bars(chart_id: str, title: str, bars: Sequence[RatioBar], *, less_is_b
     grid += [text(x(tick), height + 15, f"×{x.label(tick)}", "tick", "middle") for tick in x.ticks]
     better = "Left of 1 is better." if less_is_better else "Right of 1 is better."
     rows = [
-        [b.factor, b.load, f"{b.value:.4g}", figures(b.low), figures(b.high), str(b.pairs), _verdict(b, less_is_better)]
-        for b in bars
+        [b.factor, b.load, f"{b.value:.4g}", figures(b.low), figures(b.high), str(b.pairs), verdict]
+        for b, verdict in ((bar, bar.verdict(less_is_better=less_is_better)) for bar in bars)
     ]
     keys = [element("li", {}, element("b", {}, _letter(loads, load)), f" {load}") for load in loads]
     return figure(
@@ -83,16 +98,9 @@ def _letter(loads: Sequence[str], load: str) -> str:
     return chr(ord("a") + loads.index(load) % 26)
 
 
-def _verdict(bar: RatioBar, less_is_better: bool) -> str:
-    if not bar.is_seen:
-        return "no difference seen" if bar.low is not None else "too few pairs to tell"
-    return "better" if (bar.value < 1) == less_is_better else "worse"
-
-
 def _ratio(bar: RatioBar, x: Scale, top: float, letter: str, *, less_is_better: bool) -> Markup:
-    verdict = _verdict(bar, less_is_better)
-    css = {"better": "better", "worse": "worse"}.get(verdict, "unseen")
-    sign = {"better": "▲", "worse": "▼", "no difference seen": "≈"}.get(verdict, "?")
+    verdict = bar.verdict(less_is_better=less_is_better)
+    css = verdict if bar.is_seen else "unseen"
     one, at, middle = x(1.0), x(bar.value), top + _BAR / 2
     box = {"x": min(one, at), "y": top, "width": max(abs(at - one), 0.8), "height": _BAR, "class": f"bar {css}"}
     parts = [
@@ -100,13 +108,12 @@ def _ratio(bar: RatioBar, x: Scale, top: float, letter: str, *, less_is_better: 
         text(4.0, top + _BAR - 1.5, letter, "tick"),
         element("rect", box),
     ]
-    told = f"{sign} ×{bar.value:.3g}"
     if bar.low is not None and bar.high is not None:
         low, high = x(max(bar.low, x.low)), x(min(bar.high, x.high))
         parts += [line(low, middle, high, middle, "whisker")]
         parts += [line(end, middle - 3.5, end, middle + 3.5, "whisker") for end in (low, high)]
-        told += f" ({bar.low:.3g} to {bar.high:.3g})"
-    parts.append(text(WIDTH - _VALUES + 10, top + _BAR - 1.5, told, "value"))
+    told = bar.told(less_is_better=less_is_better)
+    parts.append(text(x.end + _GAP, top + _BAR - 1.5, told, "value"))
     return element("g", {}, *parts)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from optimc.measure.load.ladder import SEARCH_VERSION
 from optimc.measure.machine import Machine
+from optimc.measure.store.engine_code import engine_code
 from optimc.measure.store.engine_switches import EngineSwitches
 from optimc.measure.store.subject import PlanSubject
 from optimc.measure.workload import Workload
@@ -71,8 +72,8 @@ def ladder_key(
 
 
 def _versions(subject: PlanSubject) -> dict[str, str]:
-    """Versions of what runs the plan: optimc, and the backend if it is a package of its own."""
-    found = {}
+    """Versions of what runs the plan: optimc, its engine's code, and the backend if it is a package of its own."""
+    found = {"engine": engine_code()}
     for package in ("optimc", subject.manifest.target.backend):
         try:
             found[package] = version(package)

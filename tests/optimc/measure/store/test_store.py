@@ -1,12 +1,14 @@
 """A measurement is found again under what determines it, and under nothing else."""
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import optimc_runtime
 from optimc.errors import MeasureError, StorageError
 from optimc.measure.load.goodput import Goodput
 from optimc.measure.load.interval import Interval
@@ -21,7 +23,9 @@ from optimc.measure.store import (
     measurement_key,
     quality_key,
 )
+from optimc.measure.store.engine_code import engine_code
 from optimc.measure.workload import Workload
+from optimc_runtime import _native
 
 MACHINE = Machine("cpu", 2, None, "", (), 1 << 30, "Linux x86_64")
 LOAD = Workload(prompt_tokens=16, output_tokens=4)
@@ -162,3 +166,22 @@ def test_switches_are_the_engines_options():
     assert config.gap_factor == 0
     with pytest.raises(ValueError, match="'threads' is no switch"):
         ON.turned_off("threads")
+
+
+def test_another_engine_code_or_instruction_set_is_another_key(subject, monkeypatch):
+    key = measurement_key(subject, LOAD, ON, MACHINE, "bench")
+    native_digits = engine_code.__wrapped__()
+    assert key["versions"]["engine"] == native_digits
+    monkeypatch.setattr(_native, "default_instruction_set", lambda: "another")
+    assert engine_code.__wrapped__() == f"another {native_digits.split()[1]}"
+
+
+def test_the_engine_code_is_that_of_every_file(tmp_path, monkeypatch):
+    package = tmp_path / "optimc_runtime"
+    shutil.copytree(Path(optimc_runtime.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(optimc_runtime, "__file__", str(package / "__init__.py"))
+    before = engine_code.__wrapped__()
+    assert before == engine_code.__wrapped__()
+    with (package / "executor" / "__init__.py").open("a") as file:
+        file.write("# changed")
+    assert engine_code.__wrapped__() != before
