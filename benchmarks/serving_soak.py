@@ -136,9 +136,9 @@ async def run(server: Server, minutes: float, clients: int, longest: int) -> Soa
     )
     replies = await asyncio.gather(*(ask(server.address, request(COMPLETIONS, body, key=key)) for body in crowd))
     assert {reply.status for reply in replies} <= {200, 429}
-    letters = Random(0)
-    for _ in range(0, REMEMBERED_WORDS + 1000, 100):
-        words = ("".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(100))
+    letters, at_once = Random(0), longest // 10  # words of eight letters, each a token at worst, and a space
+    for _ in range(0, REMEMBERED_WORDS + 1000, at_once):
+        words = ("".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(at_once))
         reply = await ask(server.address, request("/tokenize", {"prompt": " ".join(words)}, key=key))
         assert reply.status == 200, reply.body
     mixes = [

@@ -111,19 +111,26 @@ class HttpDriver:
         payload = self._payload(prompt, output_tokens)
         self._sent += 1
         exchange.sent_s = self._clock()
-        try:
-            async with self._client.stream("POST", self._path(prompt), json=payload) as response:
-                if response.status_code != 200:
-                    detail = error_text(await response.aread())
-                    exchange.fail(f"HTTP {response.status_code}: {detail}", self._clock())
-                    return
-                parser = SseParser()
-                async for received in response.aiter_bytes():
-                    now = self._clock()
-                    for data in parser.push(received):
-                        reader.read(data, now)
-        except httpx.HTTPError as error:
-            exchange.fail(f"{type(error).__name__}: {error}", self._clock())
+        while True:
+            attempt = _Attempt()
+            try:
+                async with self._client.stream(
+                    "POST", self._path(prompt), json=payload, extensions={"trace": attempt.trace}
+                ) as response:
+                    if response.status_code != 200:
+                        detail = error_text(await response.aread())
+                        exchange.fail(f"HTTP {response.status_code}: {detail}", self._clock())
+                        return
+                    parser = SseParser()
+                    async for received in response.aiter_bytes():
+                        now = self._clock()
+                        for data in parser.push(received):
+                            reader.read(data, now)
+            except httpx.HTTPError as error:
+                if attempt.met_closed_connection:
+                    continue
+                exchange.fail(f"{type(error).__name__}: {error}", self._clock())
+            break
         reader.close(self._clock())
 
     def notes(self) -> list[str]:
@@ -209,6 +216,30 @@ class HttpDriver:
     async def _probe_words(self, config: Workload, run_id: str, words: int) -> Exchange:
         probe_config = replace(config, prompt_tokens=words, shared_prefix_tokens=0, prompt_spread=0.0)
         return await self._probe(TextPrompts(probe_config, f"{run_id}/probe", lambda tokens: tokens)(0))
+
+
+class _Attempt:
+    """What the connection pool did for one request.
+
+    A server may close a connection that has answered just as the next request goes out on it: nobody's failure, and
+    every client sends again (RFC 9112, 9.3.1). Each such attempt uses up a connection, and a new one ends it.
+    """
+
+    def __init__(self) -> None:
+        self._is_new = False
+        self._has_sent = False
+        self._has_answer = False
+
+    @property
+    def met_closed_connection(self) -> bool:
+        """Whether the request went out on a connection used before and no byte came back."""
+        return self._has_sent and not self._is_new and not self._has_answer
+
+    async def trace(self, event: str, _info: object) -> None:
+        """Take note of an event, as httpx tells it."""
+        self._is_new = self._is_new or event == "connection.connect_tcp.started"
+        self._has_sent = self._has_sent or event == "http11.send_request_headers.started"
+        self._has_answer = self._has_answer or event == "http11.receive_response_headers.complete"
 
 
 def _check_address(url: str, api_key: str | None) -> None:

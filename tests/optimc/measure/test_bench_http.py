@@ -1,6 +1,9 @@
 """The load generator against a stub server with an exact chunk plan on virtual time."""
 
+import asyncio
 import json
+import re
+import time
 
 import httpx
 import pytest
@@ -258,3 +261,54 @@ def test_thoughts_and_tool_calls_are_tokens_too(bench, stub, field):
     result = bench(server, chat=True, prompt_tokens=16, output_tokens=4, requests=2, warmup_requests=0)
     assert result.num_failures == 0
     assert (result.ttft_ms.p50, result.tpot_ms.p50) == (pytest.approx(100), pytest.approx(100))
+
+
+class ClosingServer:
+    """Answers `answers` requests on each connection, then closes it when the next one arrives, without a word."""
+
+    def __init__(self, stub, answers):
+        self.connections = self.dropped = 0
+        self._answers = answers
+        events = [stub.text("a"), stub.text("b", "length"), stub.usage(16, 2), stub.done]
+        self._body = b"".join(events)
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        for _ in range(self._answers):
+            if await self._request(reader) is None:
+                break
+            head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {len(self._body)}\r\n\r\n"
+            writer.write(head.encode() + self._body)
+            await writer.drain()
+        else:
+            self.dropped += await self._request(reader) is not None
+        writer.close()
+
+    @staticmethod
+    async def _request(reader):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return None
+        return await reader.readexactly(int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE)[1]))
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_a_connection_closed_between_two_requests_fails_none_of_them(stub, answers):
+    closing = ClosingServer(stub, answers)
+
+    async def measure():
+        async with await asyncio.start_server(closing.serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            driver = HttpDriver(f"http://127.0.0.1:{port}", time.perf_counter, model="m")
+            workload = Workload(prompt_tokens=16, output_tokens=2, requests=6, warmup_requests=0, concurrency=1)
+            return await bench_driver(driver, workload, time.perf_counter, "run")
+
+    if answers == 0:  # a new connection that says nothing is a server that fails: it is not asked for ever
+        with pytest.raises(MeasureError, match="Server disconnected without sending a response"):
+            asyncio.run(measure())
+        assert closing.connections < 10
+    else:
+        result = asyncio.run(measure())
+        assert (result.num_failures, result.requests) == (0, 6)
+        assert closing.dropped > 0
