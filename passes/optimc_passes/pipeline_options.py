@@ -39,11 +39,17 @@ class PipelineOptions:
     """How to run the artifact as it would be served, for passes that train heads; None: this build cannot."""
 
     def progress_of(self, step: str) -> Progress:
-        """Return what a step reports its progress to."""
+        """Return what a step reports its progress to. Work that begins again after its end, as training does after
+        sampling, is a step of its own, named after its label as well."""
+        name, is_over = step, False
 
         def report(done: int, total: int, label: str) -> None:
+            nonlocal name, is_over
+            if is_over and done < total:
+                name = f"{step}: {label}"
+            is_over = done >= total
             if self.on_progress is not None:
-                self.on_progress(step, done, total, label)
+                self.on_progress(name, done, total, label)
 
         return report
 

@@ -349,6 +349,14 @@ def test_progress_names_the_step(build):
     assert any(step == "merge_qkv" and done == total for step, done, total in seen)
 
 
+def test_work_that_begins_again_is_told_apart():
+    seen = []
+    progress = PipelineOptions(on_progress=lambda *told: seen.append(told)).progress_of("medusa")
+    for told in [(0, 2, "sample"), (2, 2, "sample"), (2, 2, ""), (1, 9, "train"), (9, 9, "train"), (0, 1, "measure")]:
+        progress(*told)
+    assert [step for step, *_ in seen] == ["medusa"] * 3 + ["medusa: train"] * 2 + ["medusa: measure"]
+
+
 def test_a_graph_without_passes_must_give_numbers_too(tiny_decoder):
     decoder = tiny_decoder()
     # Finite weights whose products are not.
