@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from optimc.errors import MeasureError
@@ -48,7 +48,8 @@ def try_rates(
 ) -> MachineRates | None:
     """Return this machine's rates: from the cache, or measured now and kept, which is said on standard error.
 
-    `fresh` measures in any case; of earlier rates the peaks are kept where they were better.
+    `fresh` measures in any case. Of earlier rates, of other native modules too, the peaks are kept where they were
+    better: what a machine has once done, it can do, and some run faster at one hour than at the next.
 
     None if too little memory is free to measure them, which is said too. Raises MeasureError if the file is damaged,
     StorageError if the rates cannot be kept.
@@ -75,10 +76,18 @@ def try_rates(
         measure = measure_rates
     print(f"measuring what this machine can do, once, about 20 s ({threads} threads) ...", file=sys.stderr)
     rates = measure(threads)
-    if known is not None:
-        rates = rates.with_peaks_of(known)
+    for earlier in _earlier(path):
+        rates = rates.with_peaks_of(earlier)
     save_rates(path, rates)
     return rates
+
+
+def _earlier(path: Path) -> Iterator[MachineRates]:
+    """Yield all sound rates of the same machine, threads and instruction set, whatever the native module."""
+    circumstances = path.stem.rpartition("-")[0]
+    for sibling in sorted(path.parent.glob(f"{circumstances}-*.json")):
+        if _is_sound(sibling) and (rates := load_rates(sibling)) is not None:
+            yield rates
 
 
 def _is_sound(path: Path) -> bool:

@@ -48,6 +48,18 @@ def test_fresh_keeps_the_best_peaks_ever_seen(tmp_path, make_rates):
     assert try_rates(tmp_path, 2) == kept
 
 
+def test_other_kernels_keep_the_peaks_that_the_machine_has_shown(tmp_path, make_rates, monkeypatch):
+    fast = make_rates(bandwidth=((4 << 20, 75e9),), int8_ops_per_s=90e9, op_s=1.0)
+    slow = make_rates(bandwidth=((4 << 20, 57e9),), int8_ops_per_s=80e9, op_s=2.0)
+    monkeypatch.setattr(rates_store, "native_version", lambda: "a" * 12)
+    try_rates(tmp_path, 2, measure=lambda _: fast)
+    monkeypatch.setattr(rates_store, "native_version", lambda: "b" * 12)
+    (tmp_path / "machine" / next((tmp_path / "machine").iterdir()).name.replace("a" * 12, "c" * 12)).write_text("{")
+    try_rates(tmp_path, 1, measure=lambda _: make_rates(bandwidth=((4 << 20, 99e9),)))
+    kept = try_rates(tmp_path, 2, measure=lambda _: slow)
+    assert (kept.bandwidth, kept.int8_ops_per_s, kept.op_s) == (((4 << 20, 75e9),), 90e9, 2.0)
+
+
 def test_fresh_replaces_a_damaged_file(tmp_path, measure):
     try_rates(tmp_path, 2, measure=measure)
     (path,) = (tmp_path / "machine").iterdir()
