@@ -228,10 +228,12 @@ def test_leaving_the_queue_costs_nothing(start_real, stream, n):
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_while_preempted_frees_everything(start_real, stream):
     with start_real(num_blocks=16) as real:
-        held = Held(real, lambda _plan: real.engine.stats().preemptions > 0)
+        all_there = threading.Event()  # else the first may have ended before the last has come
+        held = Held(real, lambda _plan: all_there.wait(10) and real.engine.stats().preemptions > 0)
         connections = [ask(real, prompt=[7 + i] * 16, max_tokens=40, stream=stream) for i in range(3)]
-        assert held.reached.wait(10)
         assert wait_for(lambda: real.engine.stats().running + real.engine.stats().waiting == 3)
+        all_there.set()
+        assert held.reached.wait(10)
         assert real.engine.stats().waiting > 0
         for connection in connections:
             connection.close()
