@@ -121,17 +121,20 @@ class HttpDriver:
                         detail = error_text(await response.aread())
                         exchange.fail(f"HTTP {response.status_code}: {detail}", self._clock())
                         return
-                    parser = SseParser()
-                    async for received in response.aiter_bytes():
-                        now = self._clock()
-                        for data in parser.push(received):
-                            reader.read(data, now)
+                    await self._read(response, reader)
             except httpx.HTTPError as error:
                 if attempt.met_closed_connection:
                     continue
                 exchange.fail(f"{type(error).__name__}: {error}", self._clock())
             break
         reader.close(self._clock())
+
+    async def _read(self, response: httpx.Response, reader: CompletionStream) -> None:
+        parser = SseParser()
+        async for received in response.aiter_bytes():
+            now = self._clock()
+            for data in parser.push(received):
+                reader.read(data, now)
 
     def notes(self) -> list[str]:
         """Say what HTTP adds, and when prompts are words."""

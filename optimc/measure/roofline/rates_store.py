@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from optimc.errors import MeasureError
@@ -59,8 +60,7 @@ def try_rates(
 
     threads = usable_cores() if threads is None else threads
     path = rates_path(cache, read_machine(), threads, _native.default_instruction_set(), native_version())
-    known = None if fresh and not _is_sound(path) else load_rates(path)
-    if known is not None and not fresh:
+    if not fresh and (known := load_rates(path)) is not None:
         return known
     available = available_bytes()
     if available is not None and available < LEAST_MEMORY_BYTES:
@@ -86,16 +86,11 @@ def _earlier(path: Path) -> Iterator[MachineRates]:
     """Yield all sound rates of the same machine, threads and instruction set, whatever the native module."""
     circumstances = path.stem.rpartition("-")[0]
     for sibling in sorted(path.parent.glob(f"{circumstances}-*.json")):
-        if _is_sound(sibling) and (rates := load_rates(sibling)) is not None:
+        rates = None
+        with suppress(MeasureError):  # a damaged one is what `fresh` is asked to replace
+            rates = load_rates(sibling)
+        if rates is not None:
             yield rates
-
-
-def _is_sound(path: Path) -> bool:
-    """Whether the file's rates can be read: a damaged one is what `fresh` is asked to replace."""
-    try:
-        return load_rates(path) is not None
-    except MeasureError:
-        return False
 
 
 def native_version() -> str:

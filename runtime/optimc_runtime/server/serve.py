@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 import socket
 import threading
@@ -16,6 +15,7 @@ import uvicorn
 from anyio.to_thread import current_default_thread_limiter
 
 from optimc.errors import ConfigError, Fault
+from optimc_runtime.executor.cores import usable_cores
 from optimc_runtime.server.app import build_app
 from optimc_runtime.server.client import EngineClient, PromptTemplate
 from optimc_runtime.server.connection import DeadlineProtocol
@@ -117,7 +117,7 @@ def worker_threads() -> int:
     Their work is the processor's, so that more of them would take memory and gain nothing; of grammars, each of which
     can hold a thread for seconds, there are never as many.
     """
-    return (os.cpu_count() or 1) + GRAMMAR_SLOTS
+    return usable_cores() + GRAMMAR_SLOTS
 
 
 def check_address(host: str, port: int) -> None:
