@@ -1,5 +1,7 @@
 """The parts of benchmarks/quantization.py that decide what a figure is and whether a target was reached."""
 
+import sys
+
 import numpy as np
 import pytest
 from peer_quant.judge import score
@@ -50,13 +52,17 @@ def test_dithering_moves_by_half_a_step_at_most_and_is_reproducible():
 
 
 def test_commands_are_timed_and_their_failures_quoted(tmp_path):
-    import sys
-
     run = run_measured([sys.executable, "-c", "x = bytearray(60_000_000); print(1)"], tmp_path / "good.log")
     assert run.peak_bytes > 60_000_000
     assert run.seconds > 0
     with pytest.raises(CommandError, match="no such luck"):
         run_measured([sys.executable, "-c", "raise SystemExit('no such luck')"], tmp_path / "bad.log")
+
+
+def test_the_peak_of_a_command_is_not_that_of_whoever_starts_it(tmp_path):
+    held = np.ones(60_000_000, np.float32)
+    run = run_measured([sys.executable, "-S", "-c", "pass"], tmp_path / "small.log")
+    assert run.peak_bytes < 100_000_000 < held.nbytes
 
 
 @pytest.mark.parametrize("text", ['noise\n{"a": 1}\n', 'noise\n{\n  "a": 1\n}\n'])
