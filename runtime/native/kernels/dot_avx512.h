@@ -9,28 +9,35 @@ namespace optimc::OPTIMC_ISA {
 constexpr int kTileRows = 6;
 constexpr int kHalves = 2;  // of a panel, sixteen rows each
 
-// Adds to each lane of `sums` the products of its four unsigned codes with the four signed codes at offset kAt of row
-// `row` % 3 from x, rows `stride` apart. Assembly, since g++ 12 moves the accumulators through memory around the
-// intrinsic, and to have one address register for three rows.
+// Four signed codes at offset kAt of row `row` % 3 from x, rows `stride` apart, in every lane. Assembly, to have one
+// address register for three rows.
 template <int kAt>
-inline void dot4(__m512i& sums, __m512i codes, const std::int8_t* x, std::int64_t stride, int row) {
+inline __m512i broadcast4(const std::int8_t* x, std::int64_t stride, int row) {
+    __m512i codes;
     if (row % 3 == 0) {
-        asm("vpdpbusd %c3(%2)%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "r"(x), "i"(kAt));
+        asm("vpbroadcastd %c2(%1), %0" : "=v"(codes) : "r"(x), "i"(kAt));
     } else if (row % 3 == 1) {
-        asm("vpdpbusd %c3(%2,%4)%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "r"(x), "i"(kAt), "r"(stride));
+        asm("vpbroadcastd %c2(%1,%3), %0" : "=v"(codes) : "r"(x), "i"(kAt), "r"(stride));
     } else {
-        asm("vpdpbusd %c3(%2,%4,2)%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "r"(x), "i"(kAt), "r"(stride));
+        asm("vpbroadcastd %c2(%1,%3,2), %0" : "=v"(codes) : "r"(x), "i"(kAt), "r"(stride));
     }
+    return codes;
 }
 
-// The products of four features; x[i] points into row 3 * i.
+// The products of four features; x[i] points into row 3 * i. A row's codes are loaded once for both halves: a product
+// that loads its own needs as many loads as there are products, and then loads are what a tile waits for. Assembly,
+// since g++ 12 moves the accumulators through memory around the intrinsic.
 template <int kAt, int R>
 inline void dot4_rows(__m512i (&sums)[R][kHalves], const __m512i (&codes)[kHalves], const std::int8_t* const* x,
                       std::int64_t stride) {
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
+        const __m512i features = broadcast4<kAt>(x[r / 3], stride, r);
 #pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) dot4<kAt>(sums[r][h], codes[h], x[r / 3], stride, r);
+        for (int h = 0; h < kHalves; ++h) {
+            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][h]) : "v"(codes[h]), "v"(features));
+        }
+    }
 }
 
 // The empty assembly keeps g++ from loading once per use, which costs a tenth while weights come from memory.
