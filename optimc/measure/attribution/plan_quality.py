@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -12,7 +12,6 @@ from optimc.measure.evaluation import EvalResult, evaluate
 from optimc.measure.machine import Machine
 from optimc.measure.store import EngineSwitches, MeasurementStore, PlanSubject, quality_key
 from optimc.progress import Progress, no_progress
-from optimc.storage import storing
 
 
 class PlanQuality:
@@ -46,7 +45,7 @@ class PlanQuality:
         self._switches = EngineSwitches(threads=threads)
         self._fresh = fresh
         self._progress = progress
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch = ExitStack()
         self._references: References | None = None
         self._known: dict[Path, EvalResult] = {}
 
@@ -77,10 +76,9 @@ class PlanQuality:
 
     def _data(self, subject: PlanSubject) -> EvalData:
         if self._references is None:
-            with storing("the original's logits", self._cache_dir):
-                self._cache_dir.mkdir(parents=True, exist_ok=True)
-                self._folder = tempfile.TemporaryDirectory(prefix="reference-", dir=self._cache_dir)
-            folder = Path(self._folder.name)
+            from optimc_passes.cache_entry import scratch_folder
+
+            folder = self._scratch.enter_context(scratch_folder(self._cache_dir))
             self._references = References(self._windows, self._length, self._load_reference, folder, self._progress)
         return self._references.prepare(subject)
 
@@ -90,5 +88,4 @@ class PlanQuality:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._scratch.close()

@@ -8,7 +8,6 @@ others are measured all the same.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from optimc.measure.served_engine import ServedEngine
 from optimc.measure.store import MeasurementStore, PlanSubject
 from optimc.progress import Progress, no_progress
 from optimc.recipe import QualitySpec
-from optimc.storage import storing
 from optimc.wording import one_line
 
 if TYPE_CHECKING:
@@ -120,12 +118,12 @@ class _Run:
 
     def measure(self, load: LoadReference, cache_dir: Path) -> None:
         """Take what is missing: the originals' logits first, then plan by plan."""
+        from optimc_passes.cache_entry import scratch_folder
+
         missing = [measurer for measurer in self._measurers.values() if not measurer.is_complete]
-        with storing("the original's logits", cache_dir):
-            cache_dir.mkdir(parents=True, exist_ok=True)
-            kept = tempfile.TemporaryDirectory(prefix="reference-", dir=cache_dir)
-        with kept as folder:
-            references = References(self._config.windows, self._config.length, load, Path(folder), self._progress)
+        # A reference may take gigabytes: what a killed run left of one is removed by the next that uses the cache.
+        with scratch_folder(cache_dir) as folder:
+            references = References(self._config.windows, self._config.length, load, folder, self._progress)
             prepared = []
             for measurer in missing:
                 try:

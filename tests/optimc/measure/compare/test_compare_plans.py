@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -344,9 +345,15 @@ def test_a_ladder_needs_limits():
     )
 
 
-def test_recorded_logits_are_removed(world):
+def test_recorded_logits_are_removed_those_of_a_killed_run_too(world):
+    cache = world.folder / "cache"
+    left = cache / "tmp" / "left"
+    left.mkdir(parents=True)
+    (left / "0.npy").write_bytes(b"logits")
+    os.utime(left, (1, 1))
     world.compare(world.plan("a"))
-    assert [path.name for path in (world.folder / "cache").iterdir()] == ["measurements"]
+    assert sorted(path.name for path in cache.iterdir()) == ["measurements", "tmp"]
+    assert list((cache / "tmp").iterdir()) == []
 
 
 def test_failed_gates_are_listed_and_off_the_front(world):
