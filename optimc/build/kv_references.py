@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from optimc.errors import ConfigError, Fault
-from optimc.recipe import TargetSpec
 from optimc.recipe.load import Finding
 
 if TYPE_CHECKING:
     from optimc.build.inputs import BuildInputs
-    from optimc.plan import KvDtype
-    from optimc_passes.emit import Target
+    from optimc.plan import KvDtype, KvKeys
+    from optimc_passes.emit import LoweringOptions, Target
+    from optimc_passes.quantize.kv_quant import KvQuantConfig
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
-def kv_findings(data: Mapping[str, Any], target: Target) -> Iterator[Finding]:
-    """Yield cache formats the target cannot hold, formats asked for in two places or in none, and keys measured too
-    early or on nothing.
+def kv_findings(data: Mapping[str, Any], target: Target, options: LoweringOptions) -> Iterator[Finding]:
+    """Yield cache formats the target cannot hold with these options, formats asked for in two places or in none, and
+    keys measured too early or on nothing.
 
     `data` is a parsed recipe; parts of a wrong shape are others' to report.
     """
@@ -34,12 +34,14 @@ def kv_findings(data: Mapping[str, Any], target: Target) -> Iterator[Finding]:
     deciding = list(_deciding(listed))
     for index, dtypes in deciding:
         for dtype in dtypes:
-            if (reason := target.refuse_kv(dtype)) is not None:
+            if (reason := target.refuse_kv(dtype, options)) is not None:
                 yield ("passes", index, str(names[index]), "kv", "dtypes"), reason
     for index, config in _configs(listed, KvQuant.name, KvQuantConfig):
         for field, dtype in config.dtypes().items():
-            if (reason := target.refuse_kv(dtype)) is not None:
+            if (reason := target.refuse_kv(dtype, options)) is not None:
                 yield ("passes", index, KvQuant.name, field), reason
+        if (reason := _refused_keys(config, target)) is not None:
+            yield ("passes", index, KvQuant.name, "keys"), reason
         before = [place for place, _ in deciding if place < index]
         place = ("passes", index, KvQuant.name, "dtype")
         if config.dtype != "auto" and before:
@@ -73,7 +75,7 @@ def kv_findings(data: Mapping[str, Any], target: Target) -> Iterator[Finding]:
     asked = data.get("target")
     beside = asked.get("kv_dtype") if isinstance(asked, dict) else None
     choosing = sorted({*places, *(index for index, _ in deciding)})
-    if choosing and beside not in (None, TargetSpec().kv_dtype):
+    if choosing and beside not in (None, "float32"):
         yield (
             ("target", "kv_dtype"),
             f"passes[{choosing[0]}] {names[choosing[0]]} chooses the cache's format; leave out one of the two",
@@ -121,6 +123,12 @@ def _configs(entries: Sequence[object], name: str, config_type: type[ConfigT]) -
             options = entry[name] if isinstance(entry, dict) else None
             with suppress(ValidationError):
                 yield index, config_type.model_validate(options or {})
+
+
+def _refused_keys(config: KvQuantConfig, target: Target) -> str | None:
+    """Return why the target cannot have the keys asked for; `auto` may come to either kind."""
+    asked: KvKeys = "token" if config.keys == "token" or config.dtype == "fp8" else "channel"
+    return target.refuse_keys(asked)
 
 
 def _is_users(name: object) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimc.recipe import LimitsSpec, TargetSpec
+from optimc.recipe import LimitsSpec, Recipe, TargetSpec
 
 if TYPE_CHECKING:
     from optimc_passes.emit import LoweringOptions
@@ -16,12 +17,19 @@ SECTIONS = {
     "kv_dtype": "target",
     "max_step_tokens": "limits",
     "max_seqs": "limits",
+    "max_seq_len": "limits",
+    "flavor": "target",
+    "precision": "target",
+    "gpu": "target",
+    "builder_level": "target",
 }
 """Option to the recipe's section that has it as a key of the same name."""
 
 
-def lowering_options(target: TargetSpec, limits: LimitsSpec) -> LoweringOptions:
-    """Gather the options of a lowering."""
+def lowering_options(
+    target: TargetSpec, limits: LimitsSpec, *, max_seq_len: int | None = None, cache: Path | None = None
+) -> LoweringOptions:
+    """Gather the options of a lowering. `max_seq_len` is the model's, where the recipe leaves it open."""
     from optimc_passes.emit import LoweringOptions
 
     return LoweringOptions(
@@ -31,4 +39,17 @@ def lowering_options(target: TargetSpec, limits: LimitsSpec) -> LoweringOptions:
         kv_dtype=target.kv_dtype,
         max_step_tokens=limits.max_step_tokens,
         max_seqs=limits.max_seqs,
+        max_seq_len=max_seq_len if limits.max_seq_len is None else limits.max_seq_len,
+        flavor=target.flavor,
+        precision=target.precision,
+        gpu=target.gpu,
+        builder_level=target.builder_level,
+        cache=cache,
     )
+
+
+def require_target(recipe: Recipe) -> None:
+    """Raise MissingExtraError or LoweringError where this machine lacks what the recipe's target needs to be built."""
+    from optimc_passes.emit import TARGETS
+
+    TARGETS[recipe.target.backend].require(lowering_options(recipe.target, recipe.limits))

@@ -32,10 +32,13 @@ if TYPE_CHECKING:
 _TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
 
-def tool_versions() -> dict[str, str]:
-    """Return the version of every package that shapes a plan's bytes."""
+def tool_versions(backend: str | None = None) -> dict[str, str]:
+    """Return the version of every package that shapes a plan's bytes, those of one target alone included."""
+    from optimc_passes.emit import TARGETS
+
+    own = () if backend is None else TARGETS[backend].packages
     versions = {"optimc": optimc.__version__}
-    for name in _TOOLS:
+    for name in (*_TOOLS, *own):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
@@ -55,7 +58,7 @@ def build_key(recipe: Recipe, passes: Sequence[Pass[Any]], model_digest: str) ->
         "frontend": FRONTEND_VERSION,
         "lowering": TARGETS[recipe.target.backend].version,
         "passes": [[pass_.name, pass_.version, pass_.source_digest] for pass_ in passes],
-        "tools": tool_versions(),
+        "tools": tool_versions(recipe.target.backend),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -116,7 +119,7 @@ def assemble_manifest(
             recipe_hash=recipe.digest,
             calibration_hash=calibration.digest if calibration else None,
             build_key=key,
-            tools=tool_versions(),
+            tools=tool_versions(recipe.target.backend),
         ),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from optimc.build.inputs import BuildInputs, BuildOptions, read_inputs
 from optimc.build.kv_references import check_kv
+from optimc.build.lowering_options import require_target
 from optimc.errors import ConfigError, Fault
 from optimc.recipe import Recipe
 
@@ -44,6 +45,7 @@ def plan_build(recipe_path: Path, options: BuildOptions) -> BuildOutline:
     from optimc_passes.frontend.support import architecture
 
     inputs = read_inputs(recipe_path, options)
+    require_target(inputs.recipe)
     from optimc_passes.load import load_config
 
     recipe = inputs.recipe

@@ -20,7 +20,7 @@ from optimc.recipe.load import Finding
 if TYPE_CHECKING:
     from optimc.build.pass_catalog import PassCatalog
     from optimc_passes.base import Pass
-    from optimc_passes.emit import Target
+    from optimc_passes.emit import LoweringOptions, Target
 
 
 def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCatalog) -> Iterator[Finding]:
@@ -31,8 +31,9 @@ def check_references(data: Mapping[str, Any], recipe_path: Path, catalog: PassCa
     target = data.get("target", {})
     backend = target.get("backend", TargetSpec().backend) if isinstance(target, dict) else None
     if isinstance(backend, str) and backend in TARGETS:
-        yield from _refused_options(TARGETS[backend], target, data.get("limits"))
-        yield from kv_findings(data, TARGETS[backend])
+        options = _options(target, data.get("limits"))
+        yield from _refused_options(TARGETS[backend], options)
+        yield from kv_findings(data, TARGETS[backend], options)
         yield from activation_findings(data)
         yield from heads_findings(data)
     elif isinstance(backend, str):
@@ -81,17 +82,22 @@ def _shared_names(known: Sequence[tuple[int, type[Pass[Any]]]]) -> Iterator[Find
             yield ("passes", index), message
 
 
-def _refused_options(target: Target, spec: Mapping[str, Any], limits: object) -> Iterator[Finding]:
-    """Yield the options a target refuses, each at its place. Limits of a wrong shape count as the defaults here."""
+def _options(target: Mapping[str, Any], limits: object) -> LoweringOptions:
+    """Return what is asked of the target. Sections of a wrong shape count as the defaults here."""
     try:
-        asked = TargetSpec.model_validate(spec)
+        asked = TargetSpec.model_validate(target)
     except ValidationError:
-        return
+        asked = TargetSpec()
     try:
         checked = LimitsSpec.model_validate(limits or {})
     except ValidationError:
         checked = LimitsSpec()
-    for option, reason in target.check_options(lowering_options(asked, checked)).items():
+    return lowering_options(asked, checked)
+
+
+def _refused_options(target: Target, options: LoweringOptions) -> Iterator[Finding]:
+    """Yield the options a target refuses, each at its place."""
+    for option, reason in target.check_options(options).items():
         yield (SECTIONS[option], option), reason
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from optimc.build.chat_frame import chat_frame_of
 from optimc.build.lowering_options import lowering_options
 from optimc.build.manifest import assemble_manifest, tokenizer_tensors
-from optimc.errors import EngineError
+from optimc.errors import EngineError, PlanTargetError
 from optimc.plan import GraphReport, Plan, write_plan
 
 if TYPE_CHECKING:
     from optimc.recipe import Recipe
     from optimc_passes.artifact import Artifact
     from optimc_passes.checkpoint import Checkpoint
+    from optimc_passes.emit import LoweringOptions
     from optimc_passes.heads.target_model import ChatFrame, OnTokens
     from optimc_runtime.engine import Engine
     from optimc_runtime.executor.base import Executor, StepPlan
@@ -40,7 +41,7 @@ _NO_GRAPH = GraphReport(
 )
 _TIMED = 15
 """Times each size of a step is run for its median."""
-_SHAPES_ONLY = ("block_size", "max_step_tokens", "max_seqs", "hidden")
+_SHAPES_ONLY = ("block_size", "max_step_tokens", "max_seqs", "max_seq_len", "hidden", "cache")
 """Options that change no bit of a hidden state: what a token's state is depends on the tokens before it alone."""
 
 
@@ -53,9 +54,9 @@ class BuildModels:
 
         self._recipe, self._checkpoint, self._max_seq_len = recipe, checkpoint, max_seq_len
         self._target = TARGETS[recipe.target.backend]
-        self._options = replace(lowering_options(recipe.target, recipe.limits), hidden=True)
-        options = {name: value for name, value in asdict(self._options).items() if name not in _SHAPES_ONLY}
-        self.key: str = derive_key(recipe.target.backend, self._target.version, options)
+        options = lowering_options(recipe.target, recipe.limits, max_seq_len=max_seq_len)
+        self._options = replace(options, hidden=True)
+        self.key: str = derive_key(recipe.target.backend, self._target.version, _key_facts(options))
 
     @contextmanager
     def open(self, artifact: Artifact, scratch: Path) -> Iterator[ServedModel]:
@@ -69,6 +70,9 @@ class BuildModels:
         from optimc_runtime.engine import Engine
         from optimc_runtime.executor.load import load_executor
 
+        reason = self._target.why_not_here(self._options)
+        if reason is not None:
+            raise PlanTargetError(reason)
         lowered = self._target(artifact, self._options)
         result = PipelineResult(artifact, (), _NO_GRAPH)
         manifest = assemble_manifest(
@@ -94,6 +98,16 @@ class BuildModels:
         special = dict(assets.special_tokens)
         tokenizer = None if assets.tokenizer_json is None else Tokenizer(assets.tokenizer_json, special)
         return chat_frame_of(assets.chat_template, tokenizer, special)
+
+
+def _key_facts(options: LoweringOptions) -> dict[str, Any]:
+    """Return the options that hidden states depend on. What a target alone has, others leave unset, and keys of heads
+    that were trained before it had it stay as they are."""
+    facts = {name: value for name, value in asdict(options).items() if name not in _SHAPES_ONLY}
+    for name in ("flavor", "precision", "gpu", "builder_level"):
+        if facts[name] is None:
+            del facts[name]
+    return facts | {"kv_dtype": options.kv_dtype or "float32"}
 
 
 class ServedModel:

@@ -334,10 +334,14 @@ def _encoder(plan: Plan, engine: Engine) -> Callable[[TrafficLine], list[int]]:
 
 
 def _bound_of(plan: Plan, cache_dir: Path | None, threads: int | None, max_step_tokens: int | None) -> BoundOf | None:
-    """Return what tells how near the machine's limits a result came; None if the machine cannot be measured now."""
+    """Return what tells how near the machine's limits a result came; None if the machine cannot be measured now, or
+    the plan runs on something else."""
     from optimc.measure.roofline.rates_store import try_rates
     from optimc.measure.roofline.row_bound import bound_of
+    from optimc.measure.roofline.work import is_counted
     from optimc.storage import cache_folder
 
+    if not is_counted(plan):
+        return None
     rates = try_rates(cache_folder(cache_dir), threads)
     return None if rates is None else bound_of(plan, rates, max_step_tokens=max_step_tokens)

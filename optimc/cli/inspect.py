@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from optimc.plan import Manifest, Plan
+    from optimc.plan.cpu_program import CpuProgram
 
 
 def inspect(
@@ -27,7 +28,10 @@ def inspect(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     program: Annotated[
         bool,
-        typer.Option("--program", help="List a cpu plan's operations with their buffers and weights, and no more."),
+        typer.Option(
+            "--program",
+            help="List a cpu plan's operations with buffers and weights, or a tensorrt plan's engines, and no more.",
+        ),
     ] = False,
     fusions: Annotated[
         bool,
@@ -149,12 +153,24 @@ def _print_heads(manifest: Manifest) -> None:
 
 def _print_program(plan: Plan, as_json: bool) -> None:
     from optimc.cli.program_listing import list_program, read_program
+    from optimc.cli.tensorrt_listing import list_tensorrt
+    from optimc.plan import program_section
+    from optimc.plan.tensorrt_program import TensorRtProgram
 
-    program = read_program(plan)
+    def size(tensor: str) -> int:
+        return plan.spec(tensor).nbytes
+
+    program: CpuProgram | TensorRtProgram
+    if plan.manifest.target.backend == "tensorrt":
+        program = program_section.read_program(plan, TensorRtProgram)
+        lines = list_tensorrt(program, plan.manifest.kv, size)
+    else:
+        program = read_program(plan)
+        lines = list_program(program, size)
     if as_json:
         typer.echo(program.model_dump_json(indent=2, exclude_none=True))
         return
-    for line in list_program(program, lambda tensor: plan.spec(tensor).nbytes):
+    for line in lines:
         typer.echo(line)
 
 

@@ -42,7 +42,7 @@ def read_program(plan: Plan) -> CpuProgram:
     """Return the plan's program. Raises PlanError if its target has none that can be listed."""
     backend = plan.manifest.target.backend
     if backend != "cpu":
-        raise PlanError(f"{plan.path}: built for target {backend}; only plans for target cpu have a program to list")
+        raise PlanError(f"{plan.path}: built for target {backend}; only cpu and tensorrt have a program to list")
     return program_section.read_program(plan, CpuProgram)
 
 

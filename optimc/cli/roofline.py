@@ -74,6 +74,7 @@ def roofline(
     from optimc.measure.roofline.rates_store import try_rates
     from optimc.measure.roofline.roofline import roofline as make_roofline
     from optimc.measure.roofline.table import roofline_table
+    from optimc.measure.roofline.work import PlanWork
     from optimc.plan import Plan
     from optimc.storage import cache_folder
 
@@ -83,6 +84,7 @@ def roofline(
     if faults:
         raise ConfigError("options", faults)
     with Plan.open(plan_path) as plan:
+        PlanWork.of(plan)  # refuses what cannot be counted before the machine is measured
         peaks: MachineRates | Gpu | None
         if gpu is not None:
             peaks = find_gpu(gpu)

@@ -45,21 +45,36 @@ class ModelSpec(_Section):
 
 ActivationScales = Literal["group", "row"]
 
+Architecture = Annotated[str, Field(pattern=r"^sm_\d{2,3}$")]
+
 
 class TargetSpec(_Section):
     """What the plan is lowered for."""
 
     backend: str = "cpu"
-    """What runs the plan: `cpu`, our own kernels, or `onnxruntime`, the portable reference."""
+    """What runs the plan: `cpu`, our own kernels, `onnxruntime`, the portable reference, or `tensorrt`, NVIDIA GPUs."""
     int8_activations: bool | None = None
     """Let products with quantized weights round their activations to 8 bits: faster, a little less exact. By default
-    on for `cpu`, off for `onnxruntime`."""
+    on for `cpu`, off for `onnxruntime`; `tensorrt` does it with scales per `row`, where weights have 8 bits."""
     activation_scales: ActivationScales = "group"
     """What shares a scale of 8-bit activations: a token's features in one group of the weight, or the token's whole
     `row`, which is what W8A8 means. Without 8-bit activations it changes nothing."""
-    kv_dtype: Literal["float32", "bfloat16", "int8", "int4"] = "float32"
+    kv_dtype: Literal["float32", "float16", "bfloat16", "int8", "int4", "fp8"] | None = None
     """What the KV pool holds. Keys and values are rounded as they are written, integers with a scale per token and
-    head; attention sees them as they were rounded. `onnxruntime` has float32 only."""
+    head; attention sees them as they were rounded. By default float32 for `cpu` and `onnxruntime`, which has no other,
+    and what `precision` says for `tensorrt`, which also has int8."""
+    flavor: Literal["tensorrt", "rtx"] | None = None
+    """Which TensorRT: full `tensorrt`, the default, builds on the GPU that serves and for no other kind; `rtx`,
+    TensorRT-RTX, builds on any machine, without a GPU too, for those of `gpu`. For target `tensorrt`, as are the next
+    three."""
+    precision: Literal["float16", "bfloat16"] | None = None
+    """What products and attention compute in, float16 by default; norms, softmax, the residual stream and logits are
+    float32."""
+    gpu: tuple[Architecture, ...] | None = Field(default=None, strict=False)
+    """GPUs a plan of flavor `rtx` runs on: sm_80, sm_86, sm_89, sm_120, sm_121; all of them by default."""
+    builder_level: int | None = Field(default=None, ge=0, le=5)
+    """How long full TensorRT looks for fast kernels, from 0, seconds, to 5, very long; 3 by default. `rtx` looks for
+    them where the plan is served."""
 
 
 class CalibrationSpec(_Section):

@@ -128,8 +128,9 @@ def _pass_factor(passes: Sequence[PassSpec], group: tuple[int, ...], na: str | N
 
 def _target_factors(file: RecipeFile) -> list[Factor]:
     target, found = file.recipe.target, []
-    if target.kv_dtype != "float32":
-        found.append(Factor("kv_dtype", "target", "float32", target=("target.kv_dtype=float32",)))
+    plain = "float32" if target.backend != "tensorrt" else target.precision or "float16"
+    if target.kv_dtype not in (None, plain):
+        found.append(Factor("kv_dtype", "target", plain, target=(f"target.kv_dtype={plain}",)))
     quantizes = any(_rounds(spec) for spec in file.recipe.passes)
     if target.backend == "cpu" and quantizes and target.int8_activations is not False:
         off = ("target.int8_activations=false",)

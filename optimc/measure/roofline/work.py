@@ -118,6 +118,15 @@ class OpWork:
         return sum(self.weights.values())
 
 
+COUNTED = ("cpu", "onnxruntime")
+"""Targets whose plans say what a step reads, and which run on the processor that is measured."""
+
+
+def is_counted(plan: Plan) -> bool:
+    """Whether the work of a plan's steps can be counted."""
+    return plan.manifest.target.backend in COUNTED
+
+
 @dataclass(frozen=True, slots=True)
 class PlanWork:
     """What is needed of a plan to count its steps' work."""
@@ -148,7 +157,7 @@ class PlanWork:
             sizes = {each.tensor: plan.spec(each.tensor).nbytes for each in initializers}
         else:
             raise PlanTargetError(
-                f"{plan.path}: built for target {backend}; work is counted for cpu and onnxruntime only"
+                f"{plan.path}: built for target {backend}; work is counted for {' and '.join(COUNTED)} only"
             )
         kv = manifest.kv
         indices = range(len(kv.layers))

@@ -74,7 +74,8 @@ def ladder_key(
 def _versions(subject: PlanSubject) -> dict[str, str]:
     """Versions of what runs the plan: optimc, its engine's code, and the backend if it is a package of its own."""
     found = {"engine": engine_code()}
-    for package in ("optimc", subject.manifest.target.backend):
+    target = subject.manifest.target
+    for package in ("optimc", target.backend, *(name for name in target.requirements if name != "gpu")):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

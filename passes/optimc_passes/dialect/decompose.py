@@ -96,7 +96,7 @@ def decompose_causal(model: ir.Model) -> ir.Model:
         body = Replacement(prologue)
         mask = visible(spec.window)
         q, k, v = (body.op("Unsqueeze", operand(node, i), body.ints(0)) for i in range(3))
-        body.put(graph, node, body.op("Squeeze", _attend(body, spec, q, k, v, mask), body.ints(0)))
+        body.put(graph, node, body.op("Squeeze", write_attention(body, spec, q, k, v, mask), body.ints(0)))
     prologue.insert(model)
     return model
 
@@ -142,17 +142,21 @@ def decompose_paged(model: ir.Model) -> tuple[ir.Model, PagedPorts]:
             step.name, step.dtype, step.shape = step_name, ir.DataType.FLOAT, ir.Shape(["T", spec.kv_width])
             graph.outputs.append(step)
         q = body.op("Gather", operand(node, 0), query_index, axis=0)
-        padded = body.op("Reshape", _attend(body, spec, q, seen[0], seen[1], visible), body.ints(-1, spec.q_width))
+        attended = write_attention(body, spec, q, seen[0], seen[1], visible)
+        padded = body.op("Reshape", attended, body.ints(-1, spec.q_width))
         body.put(graph, node, body.op("Gather", padded, unpad_index, axis=0))
     prologue.insert(model)
     ports_by_layer = tuple(layers[layer] for layer in sorted(layers))
     return model, PagedPorts(QUERY_INDEX, UNPAD_INDEX, tuple(entry[0] for entry in windows.values()), ports_by_layer)
 
 
-def _attend(
+def write_attention(
     body: Replacement, spec: PagedAttention, q: ir.Value, keys: ir.Value, values: ir.Value, visible: ir.Value
 ) -> ir.Value:
-    """Return [B, Q, H*D] from q [B, Q, H*D], keys and values [B, K, Hkv*D], visible bool [B, 1, 1, Q, K]."""
+    """Add nodes that attend: [B, Q, H*D] from q [B, Q, H*D], keys and values [B, K, Hkv*D], visible [B, 1, 1, Q, K].
+
+    `visible` is bool; a row of it without a True gives NaN.
+    """
     heads, group, dim = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim
 
     def split_heads(packed: ir.Value, split: tuple[int, int, int], perm: Sequence[int]) -> ir.Value:

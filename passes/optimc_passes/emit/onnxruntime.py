@@ -28,6 +28,7 @@ from optimc_passes.emit.kv_layout import kv_layout
 from optimc_passes.emit.lowered import Lowered, LoweringOptions
 from optimc_passes.emit.onnx_heads import PREFIX, heads_model
 from optimc_passes.emit.onnx_hidden import HIDDEN, add_hidden_output, find_head
+from optimc_passes.emit.tensorrt_options import refuse_tensorrt_options
 from optimc_passes.emit.transposed_linear import read_transposed_weights_in_place
 from optimc_passes.heads.heads import Heads
 from optimc_passes.load.safetensors_file import NUMPY_DTYPES
@@ -45,12 +46,12 @@ _CONTAINER_DTYPES = {ir.DataType.from_numpy(dtype): name for name, dtype in NUMP
 
 def check_options(options: LoweringOptions) -> dict[str, str]:
     """Return why each option this target refuses is refused, by the option's name."""
-    refused = {}
+    refused = refuse_tensorrt_options(options, BACKEND)
     if options.activation_scales != "group":
         refused["activation_scales"] = (
             f"the {BACKEND} target has no scales per {options.activation_scales}; its fused kernels have one per group"
         )
-    if options.kv_dtype != "float32":
+    if options.kv_dtype not in (None, "float32"):
         refused["kv_dtype"] = f"the {BACKEND} target keeps keys and values in float32 only, not {options.kv_dtype}"
     return refused
 

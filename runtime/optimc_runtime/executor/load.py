@@ -9,6 +9,7 @@ from optimc.plan import Plan
 from optimc.registry import Registry
 from optimc_runtime.executor import cpu, onnxruntime
 from optimc_runtime.executor.base import Executor
+from optimc_runtime.executor.tensorrt import executor as tensorrt
 
 Loader = Callable[..., Executor]
 """Called with (plan, kv_memory_bytes=..., threads=...)."""
@@ -18,6 +19,7 @@ def _registered() -> Registry[Loader]:
     registry: Registry[Loader] = Registry("backend")
     registry.register(cpu.BACKEND, cpu.CpuExecutor)
     registry.register(onnxruntime.BACKEND, onnxruntime.OnnxRuntimeExecutor)
+    registry.register(tensorrt.BACKEND, tensorrt.TensorRtExecutor)
     return registry
 
 

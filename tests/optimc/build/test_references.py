@@ -1,5 +1,10 @@
 """What a recipe refers to, checked beside the recipe itself."""
 
+from pathlib import Path
+
+import pytest
+import yaml
+
 from optimc.build.pass_catalog import PassCatalog
 from optimc.build.references import check_references
 
@@ -109,3 +114,81 @@ def test_formats_of_the_cache_are_chosen_once_and_before_they_are_used(tmp_path)
     assert "float32" in found["passes", 0, "auto_bits", "kv", "dtypes"]
     (tmp_path / "mine.py").write_text("")
     assert dtype not in findings(tmp_path, passes=["mine:Chooses", taken])
+
+
+RTX = {"backend": "tensorrt", "flavor": "rtx"}
+
+
+def test_a_sound_recipe_for_tensorrt_has_no_findings(tmp_path):
+    assert findings(tmp_path, target={"backend": "tensorrt"}) == {}
+    assert findings(tmp_path, target={"backend": "tensorrt", "builder_level": 5, "kv_dtype": "float16"}) == {}
+    asked = {"precision": "bfloat16", "kv_dtype": "bfloat16", "gpu": ["sm_89", "sm_120"], "int8_activations": False}
+    assert findings(tmp_path, target=RTX | asked) == {}
+    passes = [{"smoothquant": {"activations": "static"}}, {"kv_quant": {"dtype": "int8", "keys": "token"}}]
+    assert findings(tmp_path, target=RTX, passes=passes) == {}
+
+
+def test_what_only_tensorrt_has_is_refused_key_by_key_elsewhere(tmp_path):
+    asked = {"flavor": "rtx", "precision": "float16", "gpu": ["sm_89"], "builder_level": 3}
+    for backend in ("cpu", "onnxruntime"):
+        found = findings(tmp_path, target={"backend": backend} | asked)
+        assert sorted(found) == sorted(("target", key) for key in asked)
+        assert found["target", "flavor"] == f"is for target tensorrt; the {backend} target has nothing of the kind"
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "reason"),
+    [
+        ({"kv_dtype": "float32"}, "kv_dtype", "no pool of float32 with precision float16; use one of float16, int8"),
+        ({"kv_dtype": "bfloat16"}, "kv_dtype", "no pool of bfloat16 with precision float16"),
+        ({"kv_dtype": "int4"}, "kv_dtype", "no pool of int4"),
+        ({"kv_dtype": "fp8"}, "kv_dtype", "fp8 needs an attention plugin"),
+        (
+            {"int8_activations": True},
+            "int8_activations",
+            "no scale per group of 8-bit activations",
+        ),
+        ({"gpu": ["sm_90", "sm_89"]}, "gpu", "TensorRT-RTX does not build our graphs for sm_90; it does for sm_80, "),
+        ({"gpu": []}, "gpu", "no GPU at all"),
+        (
+            {"flavor": "tensorrt", "gpu": ["sm_90"]},
+            "gpu",
+            "builds for the GPU it runs on; leave gpu out",
+        ),
+        ({"builder_level": 3}, "builder_level", "this is for flavor: tensorrt"),
+    ],
+)
+def test_what_the_tensorrt_target_has_not_is_said_at_its_key(tmp_path, asked, key, reason):
+    found = findings(tmp_path, target=RTX | asked)
+    assert list(found) == [("target", key)]
+    assert reason in found["target", key]
+
+
+def test_caches_the_tensorrt_target_cannot_hold_are_found_at_the_pass_that_asks(tmp_path):
+    def found(**options):
+        return findings(tmp_path, target=RTX, passes=[{"kv_quant": options}])
+
+    assert "set keys: token" in found(dtype="int8")["passes", 0, "kv_quant", "keys"], "auto may come to channels"
+    assert "set keys: token" in found(dtype="int8", keys="channel")["passes", 0, "kv_quant", "keys"]
+    assert "use one of float16, int8" in found(dtype="int4", keys="token")["passes", 0, "kv_quant", "dtype"]
+    assert "fp8 needs an attention plugin" in found(dtype="fp8")["passes", 0, "kv_quant", "dtype"]
+    mixed = {"dtype": "int8", "keys": "token", "skip_layers": [0]}
+    assert "bfloat16" in found(**mixed)["passes", 0, "kv_quant", "float_dtype"]
+    half = RTX | {"precision": "bfloat16"}
+    assert findings(tmp_path, target=half, passes=[{"kv_quant": mixed}]) == {}
+
+
+def test_smoothquant_on_tensorrt_says_whose_scale_it_means(tmp_path):
+    place = ("passes", 0, "smoothquant", "activations")
+    rows = RTX | {"activation_scales": "row"}
+    assert "activation_scales: row" in findings(tmp_path, target=RTX, passes=["smoothquant"])[place]
+    assert findings(tmp_path, target=rows, passes=["smoothquant"]) == {}
+    assert findings(tmp_path, target=rows | {"int8_activations": True}, passes=["smoothquant"]) == {}
+    static = [{"smoothquant": {"activations": "static"}}]
+    assert "forbids it" in findings(tmp_path, target=RTX | {"int8_activations": False}, passes=static)[place]
+
+
+@pytest.mark.parametrize("path", sorted(Path("recipes/tensorrt").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_recipes_for_tensorrt_have_no_findings(path):
+    """Their models are on the hub and nothing is built of them here; what they refer to is checked all the same."""
+    assert dict(check_references(yaml.safe_load(path.read_text()), path, PassCatalog(path.parent))) == {}

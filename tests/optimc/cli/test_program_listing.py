@@ -192,7 +192,7 @@ def test_the_command_lists_and_gives_json(tmp_path: Path):
 
 def test_a_plan_of_another_target_says_so(tmp_path: Path):
     path = written(tmp_path / "engine.plan", "onnxruntime", {})
-    with pytest.raises(PlanError, match="built for target onnxruntime; only plans for target cpu have a program"):
+    with pytest.raises(PlanError, match="built for target onnxruntime; only cpu and tensorrt have a program"):
         read_program(Plan.open(path))
 
 

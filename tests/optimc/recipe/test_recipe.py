@@ -192,7 +192,7 @@ def test_the_schema_accepts_and_refuses_what_the_loader_does():
         assert list(validator.iter_errors(good | change)), change
 
 
-@pytest.mark.parametrize("path", sorted(Path("recipes").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(Path("recipes").rglob("*.yaml")), ids=lambda p: p.stem)
 def test_every_shipped_recipe_loads(path):
     from optimc.build import pass_configs
 
@@ -229,3 +229,32 @@ def test_absurd_values_are_faults_like_any_other(load, wrong, message):
 def test_only_plain_digits_are_a_position(load):
     assert any("no pass '²'" in fault for fault in faults(load, GOOD, "passes.².bits=8"))
     assert any("unacceptable character" in fault for fault in faults(load, GOOD, "name=a\0"))
+
+
+TENSORRT = "target: {backend: tensorrt, flavor: rtx, gpu: [sm_89, sm_120], precision: bfloat16}\n"
+
+
+def test_the_keys_of_the_tensorrt_target_are_read_and_in_the_schema(load):
+    target = load(GOOD + TENSORRT).target
+    assert (target.flavor, target.gpu, target.precision) == ("rtx", ("sm_89", "sm_120"), "bfloat16")
+    assert (target.kv_dtype, target.builder_level) == (None, None)
+    properties = recipe_schema(CONFIGS)["$defs"]["TargetSpec"]["properties"]
+    assert "builds on the GPU that serves" in properties["flavor"]["description"]
+    good = yaml.safe_load(GOOD.replace("1e-3", "0.001") + TENSORRT)
+    assert not list(jsonschema.Draft202012Validator(recipe_schema(CONFIGS)).iter_errors(good))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("{flavor: lean}", "target.flavor: input should be 'tensorrt' or 'rtx', got 'lean'"),
+        ("{precision: float32}", "target.precision: input should be 'float16' or 'bfloat16', got 'float32'"),
+        ("{gpu: [sm_89, 8.6]}", "target.gpu[1]: input should be a valid string, got 8.6"),
+        ("{gpu: [ada]}", "target.gpu[0]: string should match pattern"),
+        ("{gpu: sm_89}", "target.gpu: input should be a valid tuple, got 'sm_89'"),
+        ("{builder_level: 6}", "target.builder_level: input should be less than or equal to 5, got 6"),
+    ],
+)
+def test_their_values_are_checked(load, target, message):
+    (fault,) = faults(load, GOOD + f"target: {target}\n")
+    assert message in fault

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,14 @@ def test_a_target_refuses_what_it_has_no_kernels_for(tiny_decoder, target, dtype
         TARGETS[target](artifact(tiny_decoder(), KvChoice(dtype, "token", "dynamic", 0), TOKEN), OPTIONS)
 
 
-def test_fp8_is_told_where_it_belongs():
-    assert "tensorrt" in (TARGETS["cpu"].refuse_kv("fp8") or "")
-    assert TARGETS["cpu"].refuse_kv("int4") is None
+@pytest.mark.parametrize("target", ["cpu", "tensorrt"])
+def test_fp8_is_told_what_it_waits_for(target):
+    assert "fp8 needs an attention plugin" in (TARGETS[target].refuse_kv("fp8", OPTIONS) or "")
+
+
+def test_what_a_cache_may_hold_is_the_targets_to_say():
+    assert TARGETS["cpu"].refuse_kv("int4", OPTIONS) is None
+    assert TARGETS["tensorrt"].refuse_kv("float16", OPTIONS) is None
+    assert "float16, int8" in (TARGETS["tensorrt"].refuse_kv("bfloat16", OPTIONS) or "")
+    assert TARGETS["tensorrt"].refuse_kv("bfloat16", replace(OPTIONS, precision="bfloat16")) is None
+    assert "keys: token" in (TARGETS["tensorrt"].refuse_keys("channel") or "")

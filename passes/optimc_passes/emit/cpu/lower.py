@@ -26,6 +26,7 @@ from optimc_passes.emit.cpu.translate import translate
 from optimc_passes.emit.heads_tensors import draft_vocab_tensors
 from optimc_passes.emit.kv_layout import key_scale_tensors, kv_layout
 from optimc_passes.emit.lowered import Lowered, LoweringOptions
+from optimc_passes.emit.tensorrt_options import refuse_tensorrt_options
 from optimc_passes.heads.heads import Heads
 from optimc_passes.weights import Weight
 
@@ -36,9 +37,11 @@ KV_DTYPES: tuple[KvDtype, ...] = ("float32", "bfloat16", "int8", "int4")
 
 def check_options(options: LoweringOptions) -> dict[str, str]:
     """Return why each option this target refuses is refused, by the option's name."""
-    if options.kv_dtype in KV_DTYPES:
-        return {}
-    return {"kv_dtype": f"the {BACKEND} target has no pool of {options.kv_dtype}; use one of {', '.join(KV_DTYPES)}"}
+    refused = refuse_tensorrt_options(options, BACKEND)
+    if _kv_dtype(options) not in KV_DTYPES:
+        known = ", ".join(KV_DTYPES)
+        refused["kv_dtype"] = f"the {BACKEND} target has no pool of {options.kv_dtype}; use one of {known}"
+    return refused
 
 
 def lower(
@@ -51,7 +54,7 @@ def lower(
     """Lower a dialect graph with attached weights; `model` is not changed.
 
     `kv` says the cache's format layer by layer, all of them in KV_DTYPES, and `weights` holds the scales it needs;
-    without it `options.kv_dtype` is that of all layers.
+    without it `options.kv_dtype` is that of all layers, float32 if that is None.
 
     With `heads`, or `options.hidden`, the program also answers what its output head multiplies.
 
@@ -84,5 +87,9 @@ def lower(
     if heads is not None:
         tensors += draft_vocab_tensors(heads)
     described = program.model_dump(mode="json", exclude_none=True)
-    layout = kv_layout(model, options.block_size, options.kv_dtype, kv)
+    layout = kv_layout(model, options.block_size, _kv_dtype(options), kv)
     return Lowered(described, [*tensors, *key_scale_tensors(layout, weights or {})], {}, layout)
+
+
+def _kv_dtype(options: LoweringOptions) -> KvDtype:
+    return options.kv_dtype or "float32"

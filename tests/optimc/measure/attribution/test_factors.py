@@ -26,6 +26,7 @@ BY_HAND = {
     "smollm2-int4-mixed": ["awq+auto_bits+gptq", "fuse[3]", "int8_activations"],
     # No 8-bit activations unless asked for.
     "smollm2-int4-onnxruntime": ["rtn[0]", "fuse[1]"],
+    "smollm2-rtx-int4": ["rtn[0]", "rtn[1]", "fuse[2]"],
     "smollm2-int8": ["rtn[0]", "fuse[1]", "int8_activations"],
     "smollm2-w8a8": ["smoothquant[0]", "fuse[1]", "int8_activations"],
 }
