@@ -11,12 +11,13 @@ from optimc_runtime.executor.base import Executor, KvPoolInfo, StepPlan
 
 
 class Sequences:
-    """Hands out shuffled blocks and forms steps."""
+    """Hands out shuffled blocks from all over the pool and forms steps."""
 
     def __init__(self, pool: KvPoolInfo, seed: int = 0) -> None:
         self._size = pool.block_size
         most = min(pool.num_blocks, 1 << 16)
-        self._free = np.random.default_rng(seed).permutation(most).tolist()
+        spread = np.linspace(0, pool.num_blocks - 1, most).astype(np.int64)
+        self._free = np.random.default_rng(seed).permutation(spread).tolist()
         self._blocks: dict[str, list[int]] = {}
         self.length: dict[str, int] = {}
 

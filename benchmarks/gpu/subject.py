@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from gpu.check import Outcome, Report
 from gpu.invariance import check_calls, check_chunks, check_graphs, check_mates, check_trees
+from gpu.memory import check_lost, check_shapes
 from gpu.parity import check_drafts, check_greedy, check_parity
 from gpu.plans import Subject
 from gpu.rows import check_row_bandwidth, check_rows
-from gpu.timing import check_decode, check_leak, check_prefill
+from gpu.timing import check_decode, check_prefill
 from optimc.plan import Plan
 from optimc_runtime.executor.base import Executor
 from optimc_runtime.executor.load import load_executor
@@ -55,6 +56,7 @@ class SubjectCheck:
         if not self._run("load", self._loading(loaded)):
             return
         (executor,) = loaded
+        free, _ = device.memory()
         vocab, same = plan.manifest.model.vocab_size, self._subject.limits.same
         self._run("chunks", check_chunks(executor, self._text, self._most, same))
         self._run("mates", check_mates(executor, self._text, min(8, self._seqs), vocab, same))
@@ -64,12 +66,14 @@ class SubjectCheck:
         self._run("decode", check_decode(plan, program, executor, self._bytes_per_s, batches, self._context))
         lengths = [length for length in (128, 512) if length <= plan.manifest.limits.max_seq_len]
         self._run("prefill", check_prefill(plan, executor, lengths))
+        self._run("memory of shapes", check_shapes(executor, free, device.memory()[0]))
         self._beside_reference(executor)
         executor.close()
-        self._run("memory", check_leak(before, device.memory()[0]))
+        closed, _ = device.memory()
         self._run("graphs", check_graphs(lambda graphs: self._load(graphs=graphs), self._text))
         for name, changes in (("without graphs", {"graphs": False}), ("kernels per shape", {"eager": True})):
             self._run(name, self._timed_again(name, **changes))
+        self._run("memory", check_lost(before, closed, device.memory()[0]))
 
     def _beside_reference(self, executor: Executor) -> None:
         if self._subject.reference is None:

@@ -136,7 +136,7 @@ def _run_passes(
                 max_host_bytes=options.max_host_bytes,
                 quality_windows=windows,
                 unmeasured=unmeasured,
-                models=BuildModels(recipe, checkpoint, max_seq_len),
+                models=BuildModels(recipe, checkpoint, max_seq_len, cache),
             ),
         )
         target = TARGETS[recipe.target.backend]

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import optimc
+from optimc.build.lowering_options import lowering_options
 from optimc.plan import (
     FORMAT_VERSION,
     Limits,
@@ -47,18 +48,23 @@ def tool_versions(backend: str | None = None) -> dict[str, str]:
 
 
 def build_key(recipe: Recipe, passes: Sequence[Pass[Any]], model_digest: str) -> str:
-    """Return the hash of everything a plan is made from: recipe, checkpoint, passes, tools, plan format."""
+    """Return the hash of everything a plan is made from: recipe, checkpoint, passes, tools, plan format, and the
+    machine if the target's plans are for that alone; `require_target` has found it fit.
+    """
     from optimc_passes.emit import TARGETS
     from optimc_passes.frontend import FRONTEND_VERSION
 
+    target = TARGETS[recipe.target.backend]
+    machine = target.machine(lowering_options(recipe.target, recipe.limits))
     facts = {
         "format": FORMAT_VERSION,
         "recipe": recipe.digest,
         "model": model_digest,
         "frontend": FRONTEND_VERSION,
-        "lowering": TARGETS[recipe.target.backend].version,
+        "lowering": target.version,
         "passes": [[pass_.name, pass_.version, pass_.source_digest] for pass_ in passes],
         "tools": tool_versions(recipe.target.backend),
+        **({} if machine is None else {"machine": machine}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

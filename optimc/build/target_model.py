@@ -48,13 +48,13 @@ _SHAPES_ONLY = ("block_size", "max_step_tokens", "max_seqs", "max_seq_len", "hid
 class BuildModels:
     """How one build runs its artifact."""
 
-    def __init__(self, recipe: Recipe, checkpoint: Checkpoint, max_seq_len: int) -> None:
+    def __init__(self, recipe: Recipe, checkpoint: Checkpoint, max_seq_len: int, cache: Path) -> None:
         from optimc_passes.artifact import derive_key
         from optimc_passes.emit import TARGETS
 
         self._recipe, self._checkpoint, self._max_seq_len = recipe, checkpoint, max_seq_len
         self._target = TARGETS[recipe.target.backend]
-        options = lowering_options(recipe.target, recipe.limits, max_seq_len=max_seq_len)
+        options = lowering_options(recipe.target, recipe.limits, max_seq_len=max_seq_len, cache=cache)
         self._options = replace(options, hidden=True)
         self.key: str = derive_key(recipe.target.backend, self._target.version, _key_facts(options))
 
@@ -103,8 +103,10 @@ class BuildModels:
 def _key_facts(options: LoweringOptions) -> dict[str, Any]:
     """Return the options that hidden states depend on. What a target alone has, others leave unset, and keys of heads
     that were trained before it had it stay as they are."""
+    from optimc_passes.emit.tensorrt_options import NAMES
+
     facts = {name: value for name, value in asdict(options).items() if name not in _SHAPES_ONLY}
-    for name in ("flavor", "precision", "gpu", "builder_level"):
+    for name in NAMES:
         if facts[name] is None:
             del facts[name]
     return facts | {"kv_dtype": options.kv_dtype or "float32"}

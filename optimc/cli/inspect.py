@@ -154,15 +154,15 @@ def _print_heads(manifest: Manifest) -> None:
 def _print_program(plan: Plan, as_json: bool) -> None:
     from optimc.cli.program_listing import list_program, read_program
     from optimc.cli.tensorrt_listing import list_tensorrt
-    from optimc.plan import program_section
     from optimc.plan.tensorrt_program import TensorRtProgram
+    from optimc_runtime.executor.tensorrt.checked_program import checked_program
 
     def size(tensor: str) -> int:
         return plan.spec(tensor).nbytes
 
     program: CpuProgram | TensorRtProgram
     if plan.manifest.target.backend == "tensorrt":
-        program = program_section.read_program(plan, TensorRtProgram)
+        program = checked_program(plan)
         lines = list_tensorrt(program, plan.manifest.kv, size)
     else:
         program = read_program(plan)

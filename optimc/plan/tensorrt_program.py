@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Flavor = Literal["tensorrt", "rtx"]
 """Full TensorRT, which builds on the GPU that serves, or TensorRT-RTX, which builds anywhere for named ones."""
@@ -79,6 +79,15 @@ class TensorRtProfile(_Section):
     likely: dict[ShapeLetter, int]
     largest: dict[ShapeLetter, int]
 
+    @model_validator(mode="after")
+    def _is_ranges(self) -> TensorRtProfile:
+        if not self.smallest.keys() == self.likely.keys() == self.largest.keys():
+            raise ValueError("smallest, likely and largest name other letters")
+        for letter, least in self.smallest.items():
+            if not 1 <= least <= self.likely[letter] <= self.largest[letter]:
+                raise ValueError(f"{letter} from {least} to {self.largest[letter]}, most likely {self.likely[letter]}")
+        return self
+
 
 class TensorRtEngine(_Section):
     """A serialized engine."""
@@ -94,13 +103,13 @@ class TensorRtKernel(_Section):
 
     name: str
     """What it does: `commit_rows`, `gather_rows`, `scatter_rows`."""
-    architecture: str
+    architecture: str = Field(pattern=r"^(sm_[0-9]{2,3}|ptx)$")
     """`sm_80` and so on for a cubin; `ptx` for text the driver compiles for any later architecture."""
     tensor: str
     """Plan tensor, U8: the image."""
     function: str
     """Entry point in the image."""
-    num_warps: int = Field(gt=0)
+    num_warps: int = Field(gt=0, le=32)
     shared_bytes: int = Field(ge=0)
     """Dynamic shared memory of a launch."""
     arguments: tuple[str, ...]

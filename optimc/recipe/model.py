@@ -55,7 +55,8 @@ class TargetSpec(_Section):
     """What runs the plan: `cpu`, our own kernels, `onnxruntime`, the portable reference, or `tensorrt`, NVIDIA GPUs."""
     int8_activations: bool | None = None
     """Let products with quantized weights round their activations to 8 bits: faster, a little less exact. By default
-    on for `cpu`, off for `onnxruntime`; `tensorrt` does it with scales per `row`, where weights have 8 bits."""
+    on for `cpu`, off for `onnxruntime`; `tensorrt` does it with scales per `row`, where weights have 8 bits and one
+    scale per output feature (`group_size: -1`)."""
     activation_scales: ActivationScales = "group"
     """What shares a scale of 8-bit activations: a token's features in one group of the weight, or the token's whole
     `row`, which is what W8A8 means. Without 8-bit activations it changes nothing."""

@@ -33,6 +33,8 @@ class Target:
     """Distributions that shape its plans' bytes beside those that shape all plans."""
     why_not_here: Callable[[LoweringOptions], str | None] = lambda _options: None
     """Return why plans of these options cannot run on the machine that builds them; None if they may."""
+    machine: Callable[[LoweringOptions], str | None] = lambda _options: None
+    """Return what of the machine that builds them plans depend on; None if they are the same from any."""
     require: Callable[[LoweringOptions], None] = lambda _options: None
     """Raise MissingExtraError or LoweringError where this machine lacks what lowering needs. Looked at before a pass
     runs."""
@@ -109,6 +111,7 @@ def _registered() -> Registry[Target]:
             kv_keys=("token",),
             packages=tensorrt.PACKAGES,
             why_not_here=tensorrt.why_not_here,
+            machine=tensorrt.machine,
             require=tensorrt.require,
         ),
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from optimc_passes.emit.lowered import LoweringOptions
 
-_NAMES = ("flavor", "precision", "gpu", "builder_level")
+NAMES = ("flavor", "precision", "gpu", "builder_level")
 
 
 def refuse_tensorrt_options(options: LoweringOptions, backend: str) -> dict[str, str]:
     """Return why each of them that is set is refused by `backend`, by the option's name."""
-    asked = [name for name in _NAMES if getattr(options, name) is not None]
+    asked = [name for name in NAMES if getattr(options, name) is not None]
     return dict.fromkeys(asked, f"is for target tensorrt; the {backend} target has nothing of the kind")

@@ -150,6 +150,7 @@ def test_what_only_tensorrt_has_is_refused_key_by_key_elsewhere(tmp_path):
         ),
         ({"gpu": ["sm_90", "sm_89"]}, "gpu", "TensorRT-RTX does not build our graphs for sm_90; it does for sm_80, "),
         ({"gpu": []}, "gpu", "no GPU at all"),
+        ({"gpu": ["sm_89", "sm_80", "sm_89"]}, "gpu", "sm_89 is named more than once; name each GPU once"),
         (
             {"flavor": "tensorrt", "gpu": ["sm_90"]},
             "gpu",

@@ -14,6 +14,8 @@ _PARSER_LOG = "ModelImporter.cpp:"
 _WORD = re.compile(r"[^\s()\[\]{},;:'\"=]+")
 _VALUE = re.compile(r"(?:[Tt]ensor:?|[Cc]onstant|[Ww]eight) \(?([^\s(),;]+)")
 """Names of values are looked for only where one must stand: some are words."""
+_TOO_LARGE = ("OutOfMemory", "Volume exceeds limit")
+"""In messages about shapes, which nobody sees in a node: they are those of the recipe's limits."""
 _MOST_QUOTED = 300
 """Characters of a message: some of TensorRT's print the whole call stack."""
 
@@ -48,7 +50,8 @@ def build_problem(graph: ir.Graph, title: str, errors: Sequence[str]) -> str:
     node = find_culprit(graph, errors)
     place = "" if node is None else f"{describe(node)}: "
     said = "; ".join(dict.fromkeys(filter(None, map(_essence, errors)))) or "it gave no reason"
-    return f"{place}{title} cannot build the graph: {said}"
+    advice = "; lower limits max_seqs, max_step_tokens or max_seq_len" if any(why in said for why in _TOO_LARGE) else ""
+    return f"{place}{title} cannot build the graph: {said}{advice}"
 
 
 def _essence(text: str) -> str:

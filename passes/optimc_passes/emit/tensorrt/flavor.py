@@ -42,6 +42,9 @@ class TensorRt:
         if unknown or not architectures:
             asked, known = ", ".join(unknown) or "no GPU at all", ", ".join(self.architectures)
             return f"{self.title} does not build our graphs for {asked}; it does for {known}"
+        twice = sorted({name for name in architectures if architectures.count(name) > 1})
+        if twice:
+            return f"{', '.join(twice)} is named more than once; name each GPU once"
         return None
 
 

@@ -24,6 +24,7 @@ from optimc_passes.dialect.weightless import is_weight
 from optimc_passes.emit.tensorrt.culprit import build_problem
 from optimc_passes.emit.tensorrt.engine_writer import writer_class
 from optimc_passes.emit.tensorrt.flavor import RTX, TensorRt
+from optimc_passes.emit.tensorrt.interruption import holding_interrupts, monitor_class
 from optimc_passes.emit.tensorrt.messages import Messages, listen
 from optimc_passes.emit.tensorrt.profiles import input_shapes
 from optimc_passes.emit.tensorrt.timing_cache import keep_timing_cache, use_timing_cache
@@ -64,7 +65,11 @@ def build_engine(
     proto, weights = _without_data(model)
     with storing("an engine", options.folder):
         options.folder.mkdir(parents=True, exist_ok=True)
-    with stored_weights(weights, options.folder) as places, listen(trt) as (logger, messages):
+    with (
+        stored_weights(weights, options.folder) as places,
+        listen(trt) as (logger, messages),
+        holding_interrupts() as interrupted,
+    ):
         builder = trt.Builder(logger)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, logger)
@@ -72,6 +77,8 @@ def build_engine(
         if refused is not None:
             raise LoweringError(build_problem(graph, options.flavor.title, [*refused, *messages.errors]))
         config = _configured(builder, graph, profiles, options, trt)
+        monitor = monitor_class(trt)(interrupted)  # which must live as long as the configuration
+        config.progress_monitor = monitor
         engine = _serialized(trt, builder, network, config, options.folder)
         if engine is None:
             raise LoweringError(build_problem(graph, options.flavor.title, messages.errors))

@@ -64,6 +64,14 @@ def why_not_here(options: LoweringOptions) -> str | None:
     return None if not built_for or here in built_for else f"built for {', '.join(built_for)}, this GPU is {here}"
 
 
+def machine(options: LoweringOptions) -> str | None:
+    """Return the GPU of this machine, for which full TensorRT's plans are, and for no other; None for TensorRT-RTX.
+
+    Raises as `local_architecture`.
+    """
+    return local_architecture() if flavor_of(options.flavor) is FULL else None
+
+
 def require(options: LoweringOptions) -> None:
     """Raise MissingExtraError for a missing package, LoweringError without the GPU that full TensorRT builds on."""
     flavor = flavor_of(options.flavor)

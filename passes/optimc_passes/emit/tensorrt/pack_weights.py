@@ -27,7 +27,7 @@ from optimc_passes.emit.tensorrt.block_codes import (
     signed_codes,
 )
 from optimc_passes.emit.tensorrt.half_tensor import SCALE_TOLERANCE, HalfTensor
-from optimc_passes.graph.weight_expression import Codes, Concat
+from optimc_passes.graph.weight_expression import Codes, Concat, Expression, Store
 from optimc_passes.graph.weight_tensor import WeightTensor
 from optimc_passes.weights import Quantized
 
@@ -165,13 +165,19 @@ class _Weight:
 
 
 def _bits(codes: ir.TensorProtocol) -> int:
-    """Return how many bits codes have, which their type may exceed: of 3-bit codes 4 is the middle, not 8."""
+    """Return how many bits codes have, which their type may exceed: of 3-bit codes 4 is the middle, not 8.
+
+    Of joined weights it is the most bits that one of them has: in that range lie the codes of all.
+    """
     if not isinstance(codes, WeightTensor):
         return codes.dtype.bitwidth
-    expression = codes.expression
-    while isinstance(expression, Concat):
-        expression = expression.parts[0]
-    assert isinstance(expression, Codes), f"{codes.name} holds codes"
-    weight = codes.store[expression.name]
+    return _most_bits(codes.expression, codes.store)
+
+
+def _most_bits(expression: Expression, store: Store) -> int:
+    if isinstance(expression, Concat):
+        return max(_most_bits(part, store) for part in expression.parts)
+    assert isinstance(expression, Codes), f"{expression} holds codes"
+    weight = store[expression.name]
     assert isinstance(weight, Quantized), f"{expression.name} is quantized"
     return weight.bits

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from optimc.errors import StorageError
 from optimc.storage import replacing, storing
 
 
@@ -17,8 +18,18 @@ def timing_cache_path(folder: Path, version: str, architecture: str) -> Path:
 
 
 def use_timing_cache(config: Any, path: Path) -> None:
-    """Let a builder's configuration begin with the times in `path`; with none if TensorRT does not take those."""
-    kept = config.create_timing_cache(path.read_bytes()) if path.exists() else None
+    """Let a builder's configuration begin with the times in `path`; with none if TensorRT does not take those.
+
+    Raises StorageError if they cannot be read.
+    """
+    try:
+        kept = config.create_timing_cache(path.read_bytes())
+    except FileNotFoundError:
+        kept = None
+    except OSError as error:
+        raise StorageError(
+            f"times of kernels cannot be read from {path}: {error.strerror or error}; remove it or make it readable"
+        ) from error
     if kept is None or not config.set_timing_cache(kept, False):
         config.set_timing_cache(config.create_timing_cache(b""), False)
 

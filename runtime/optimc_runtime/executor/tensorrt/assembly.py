@@ -55,7 +55,7 @@ def assemble(
     runtime = TensorRtRuntime(trt, device)
     resources.callback(runtime.close)
     model = _load(plan, program.model, runtime, resources)
-    check_model_ports(_where(plan, program.model), model, program, tensors)
+    check_model_ports(_where(plan, program.model), model, program, tensors, plan.manifest.model)
     check_pool_rows(plan.path, num_blocks * plan.manifest.kv.block_size + 1, model, tensors)
     heads = None
     if program.heads is not None and info is not None:
@@ -72,11 +72,12 @@ def assemble(
         drafting = DraftHeads(device, heads, profile, scratch, info, vocab, graphs=graphs)
         resources.callback(drafting.close)
     limits, sizes = plan.manifest.limits, plan.manifest.model
-    logits = HostRows(device, sizes.vocab_size, limits.max_seqs)
+    rows = min(limits.max_seqs, limits.max_step_tokens)
+    logits = HostRows(device, sizes.vocab_size, rows)
     resources.callback(logits.close)
     hidden = None
     if program.hidden is not None:
-        hidden = HostRows(device, sizes.hidden_size, limits.max_seqs)
+        hidden = HostRows(device, sizes.hidden_size, rows)
         resources.callback(hidden.close)
     memory = ModelMemory(plan, program, device, tensors, num_blocks)
     resources.callback(memory.close)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from optimc.errors import PlanCorruptError, PlanTargetError
 from optimc.plan import Plan
 from optimc.plan.program_section import read_program
-from optimc.plan.tensorrt_program import TensorRtEngine, TensorRtProgram
+from optimc.plan.tensorrt_program import TensorRtEngine, TensorRtKernel, TensorRtProgram
+from optimc_runtime.executor.tensorrt.row_kernels import ARGUMENTS, KERNELS
 
 KV_DTYPES = ("float16", "bfloat16", "int8")
 
@@ -15,7 +16,8 @@ _LETTERS = {"decode": "TBQCR", "prefill": "TBQCR", "draft": "N"}
 def checked_program(plan: Plan) -> TensorRtProgram:
     """Return the program section.
 
-    Raises PlanTargetError for a KV cache this executor has no pool for, PlanCorruptError naming what is damaged.
+    Imports nothing of TensorRT or CUDA. Raises PlanTargetError for a KV cache this executor has no pool for,
+    PlanCorruptError naming what is damaged.
     """
     kv = plan.manifest.kv
     for index, layer in enumerate(kv.layers):
@@ -29,10 +31,11 @@ def checked_program(plan: Plan) -> TensorRtProgram:
     program = read_program(plan, TensorRtProgram)
     _check_layers(plan, program)
     _check_engine(plan, program.model, ("decode", "prefill"))
+    _check_limits(plan, program.model)
     if program.heads is not None:
         _check_engine(plan, program.heads, ("draft",))
     for kernel in program.kernels:
-        plan.spec(kernel.tensor)
+        _check_kernel(plan, kernel)
     return program
 
 
@@ -61,6 +64,30 @@ def _check_engine(plan: Plan, engine: TensorRtEngine, names: tuple[str, ...]) ->
     if sorted(found) != sorted(names):
         raise PlanCorruptError(f"{plan.path}: engine '{engine.tensor}' has profiles {found}, want {names}")
     for profile in engine.profiles:
-        absent = [letter for letter in _LETTERS[profile.name] if profile.largest.get(letter, 0) < 1]  # type: ignore[call-overload]
+        absent = [letter for letter in _LETTERS[profile.name] if letter not in profile.largest]
         if absent:
             raise PlanCorruptError(f"{plan.path}: profile '{profile.name}' of '{engine.tensor}' bounds no {absent}")
+
+
+def _check_limits(plan: Plan, engine: TensorRtEngine) -> None:
+    """The scheduler forms steps by the manifest's limits; every one of them must fit a profile."""
+    limits, largest = plan.manifest.limits, {profile.name: profile.largest for profile in engine.profiles}
+    tokens = max(sizes["Q"] for sizes in largest.values())
+    context = min(sizes["C"] for sizes in largest.values())
+    if limits.max_step_tokens > tokens or limits.max_seq_len > context:
+        raise PlanCorruptError(
+            f"{plan.path}: limits are {limits.max_step_tokens} tokens a step and {limits.max_seq_len} a sequence, "
+            f"engine '{engine.tensor}' was built for {tokens} and {context}"
+        )
+
+
+def _check_kernel(plan: Plan, kernel: TensorRtKernel) -> None:
+    plan.spec(kernel.tensor)
+    own = kernel.arguments[len(ARGUMENTS) :]
+    if kernel.name in KERNELS and (
+        kernel.arguments[: len(ARGUMENTS)] != ARGUMENTS or not all(kind.startswith("*") for kind in own)
+    ):
+        raise PlanCorruptError(
+            f"{plan.path}: kernel '{kernel.name}' for {kernel.architecture} takes ({', '.join(kernel.arguments)}), "
+            f"it is given ({', '.join(ARGUMENTS)}) and null pointers"
+        )

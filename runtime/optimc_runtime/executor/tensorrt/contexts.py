@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from optimc.errors import EngineError
 from optimc_runtime.executor.tensorrt.cuda import CudaDevice, CudaGraph, Pointer
@@ -43,9 +43,13 @@ class ContextMaker:
     def make(self, *, fixed_shapes: bool) -> TensorRtContext:
         """Return a context, to be closed by the caller."""
         context = self._engine.context(self._profile, self._scratch, fixed_shapes=fixed_shapes)
-        bind(context, self._inputs)
-        for name, address in self._outputs.items():
-            context.set_address(name, address)
+        try:
+            bind(context, self._inputs)
+            for name, address in self._outputs.items():
+                context.set_address(name, address)
+        except EngineError:
+            context.close()
+            raise
         return context
 
 
@@ -88,6 +92,8 @@ class RepeatedShapes:
             bind(context, inputs)
             context.enqueue()
         except EngineError:
+            with suppress(EngineError):  # the first error says more
+                self._device.synchronize()  # part of what was refused may be running
             context.close()
             raise
         self._contexts[key] = context
@@ -101,11 +107,10 @@ class RepeatedShapes:
         """
         while self._uncaptured:
             key = self._uncaptured.pop()
-            if key in self._contexts:
-                try:
-                    self._captured[key] = self._device.capture(self._contexts[key].enqueue)
-                except EngineError as error:
-                    raise EngineError(f"{error}; set {GRAPHS_VARIABLE}=0 to run without CUDA graphs") from error
+            try:
+                self._captured[key] = self._device.capture(self._contexts[key].enqueue)
+            except EngineError as error:
+                raise EngineError(f"{error}; set {GRAPHS_VARIABLE}=0 to run without CUDA graphs") from error
 
     def close(self) -> None:
         """Let go of all graphs and contexts; none may be running."""
@@ -126,4 +131,6 @@ class RepeatedShapes:
         graph = self._captured.pop(key, None)
         if graph is not None:
             graph.close()
+        elif key in self._uncaptured:
+            self._uncaptured.remove(key)
         context.close()

@@ -73,7 +73,10 @@ class CudaDevice:
 
     def allocate(self, nbytes: int) -> Pointer:
         """Return device memory of arbitrary contents, aligned to 256 bytes."""
-        return Pointer(int(self._call("cuMemAlloc", max(1, nbytes))))
+        try:
+            return Pointer(int(self._call("cuMemAlloc", max(1, nbytes))))
+        except EngineError as error:
+            raise EngineError(f"{nbytes:,} bytes of device memory: {error}") from error
 
     def free(self, pointer: Pointer) -> None:
         """Give back what `allocate` returned. Waits for what runs."""
@@ -82,9 +85,13 @@ class CudaDevice:
     def host_buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Return page-locked memory of zeros, uint8 [nbytes]: copies from and to it run beside the host.
 
-        The memory is the process's own and lives as long as an array refers to it, also after `release_host`.
+        The memory is the process's own and lives as long as an array refers to it, also after `release_host`. Raises
+        EngineError if there is not so much.
         """
-        buffer = np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)
+        try:
+            buffer = np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)
+        except (OSError, OverflowError) as error:
+            raise EngineError(f"{nbytes:,} bytes of page-locked memory: {error}") from error
         self._call("cuMemHostRegister", buffer.ctypes.data, buffer.nbytes, 0)
         return buffer
 

@@ -71,7 +71,8 @@ class TensorRtRuntime:
         if engine is None:
             raise PlanTargetError(
                 f"{what}: {self._trt.__name__} {self._trt.__version__} cannot load it on {self._device.name}: "
-                f"{self._log.last or 'no reason given'}; rebuild the plan with this version"
+                f"{self._log.last or 'no reason given'}; it has {blob.nbytes:,} bytes and {self._device.memory()[0]:,} "
+                "are free; if that is room enough, rebuild the plan with this version"
             )
         return TensorRtEngine(self._trt, self._device, self._log, engine)
 
@@ -110,23 +111,32 @@ class TensorRtEngine:
 
         Raises EngineError if TensorRT makes none.
         """
-        trt = self._trt
-        if hasattr(trt, "DynamicShapesKernelSpecializationStrategy"):  # RTX, which compiles kernels while it serves
-            context = self._engine.create_execution_context(self._config(fixed_shapes))
-        else:
-            strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-            context = self._engine.create_execution_context(strategy)
-        if context is None:
-            raise EngineError(f"{trt.__name__} made no execution context: {self._log.last}")
-        context.set_device_memory(scratch, self.scratch_bytes)
-        made = TensorRtContext(context, self._log, self._device.stream, trt.__name__)
-        made.use_profile(profile)
+        # Nothing but `made` refers to TensorRT's object, so that closing is its end even while an error is looked at.
+        made = TensorRtContext(self._created(fixed_shapes), self._log, self._device.stream, self._trt.__name__)
+        try:
+            made.use_memory(scratch, self.scratch_bytes)
+            made.use_profile(profile)
+        except EngineError:
+            made.close()
+            raise
         return made
 
     def close(self) -> None:
         """Let go of the weights, after all contexts."""
         self._configs.clear()
         self._kernels = self._engine = None
+
+    def _created(self, fixed_shapes: bool) -> Any:
+        trt = self._trt
+        self._log.last = ""
+        if hasattr(trt, "DynamicShapesKernelSpecializationStrategy"):  # RTX, which compiles kernels while it serves
+            context = self._engine.create_execution_context(self._config(fixed_shapes))
+        else:
+            strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+            context = self._engine.create_execution_context(strategy)
+        if context is None:
+            raise EngineError(f"{trt.__name__} made no execution context: {self._log.last or 'no reason given'}")
+        return context
 
     def _config(self, fixed_shapes: bool) -> Any:
         """Return how RTX is to run contexts. They share the kernels it compiles: those of the first are there for all.
@@ -161,6 +171,10 @@ class TensorRtContext:
 
     def __init__(self, context: Any, log: Any, stream: int, library: str) -> None:
         self._context, self._log, self._stream, self._library = context, log, stream, library
+
+    def use_memory(self, scratch: Pointer, nbytes: int) -> None:
+        """Say where to compute."""
+        self._context.set_device_memory(scratch, nbytes)
 
     def use_profile(self, profile: int) -> None:
         """Choose the optimization profile; shapes must lie in it."""

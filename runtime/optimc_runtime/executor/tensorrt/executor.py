@@ -53,7 +53,8 @@ class TensorRtExecutor:
 
         `kv_memory_bytes` defaults to the manifest's. Raises PlanTargetError if the plan wants another backend, cache
         type, TensorRT or GPU, or there is none, or it has too little memory; PlanCorruptError if the program is
-        damaged; MissingExtraError if TensorRT or cuda-bindings is not installed.
+        damaged or the engine is another; MissingExtraError if TensorRT or cuda-bindings is not installed; EngineError
+        naming the call if CUDA or TensorRT fails otherwise.
         """
         program = check_plan(plan)
         manifest, block_size = plan.manifest, plan.manifest.kv.block_size
@@ -67,21 +68,24 @@ class TensorRtExecutor:
         self._profiles = program.model.profiles
         self._costs = CallCosts(plan.spec(program.model.tensor).nbytes, context_bytes(tensors))
         self._unusable = ""
-        self._device, trt = open_machine(plan, program.flavor)
-        with ExitStack() as resources:
-            resources.callback(self._device.close)
-            self._parts = assemble(
-                plan,
-                program,
-                self._device,
-                trt,
-                tensors,
-                self._heads_info,
-                num_blocks=num_blocks,
-                graphs=os.environ.get(GRAPHS_VARIABLE) != "0",
-                resources=resources,
-            )
-            self._resources = resources.pop_all()
+        try:
+            self._device, trt = open_machine(plan, program.flavor)
+            with ExitStack() as resources:
+                resources.callback(self._device.close)
+                self._parts = assemble(
+                    plan,
+                    program,
+                    self._device,
+                    trt,
+                    tensors,
+                    self._heads_info,
+                    num_blocks=num_blocks,
+                    graphs=os.environ.get(GRAPHS_VARIABLE) != "0",
+                    resources=resources,
+                )
+                self._resources = resources.pop_all()
+        except EngineError as error:
+            raise EngineError(f"{plan.path}: {error}") from error
 
     @property
     def pool(self) -> KvPoolInfo:

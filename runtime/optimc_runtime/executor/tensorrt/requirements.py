@@ -92,7 +92,10 @@ def first_gpu() -> CudaDevice:
         raise PlanTargetError(no_gpu if is_hidden else f"{no_driver} that works ({error})") from error
     if not count:
         raise PlanTargetError(no_gpu)
-    return CudaDevice(driver)
+    try:
+        return CudaDevice(driver)
+    except EngineError as error:  # another process has all its memory, or all of it
+        raise PlanTargetError(f"this machine's GPU cannot be used ({error})") from error
 
 
 def _import_tensorrt(plan: Plan, flavor: Flavor) -> ModuleType:

@@ -19,6 +19,8 @@ from optimc_runtime.executor.tensorrt.cuda import CudaDevice, CudaKernel, Pointe
 from optimc_runtime.executor.tensorrt.pool import CacheRows, CacheTensor
 
 KERNELS = ("commit_rows", "gather_rows", "scatter_rows")
+ARGUMENTS = ("*i64", "*i64", "*i32", "*i64", "i32")
+"""What each of them is given: addresses of pools, addresses of rows, bytes of a row, slots, their number."""
 
 _MOST_BLOCKS = 1024
 """Rows of a grid; blocks stride over the rest."""

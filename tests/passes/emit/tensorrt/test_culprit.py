@@ -59,3 +59,12 @@ def test_a_problem_is_one_line_without_what_is_no_reason(graph):
     )
     assert len(problem) < 500
     assert build_problem(graph, "TensorRT", []) == "TensorRT cannot build the graph: it gave no reason"
+
+
+@pytest.mark.parametrize(
+    "text", ["Error Code 2: OutOfMemory (Requested size was 9 bytes.)", "mask: [1,Q,K] Volume exceeds limit"]
+)
+def test_shapes_that_are_too_large_are_the_limits(graph, text):
+    advice = "; lower limits max_seqs, max_step_tokens or max_seq_len"
+    assert build_problem(graph, "TensorRT", [text]).endswith(text + advice)
+    assert advice not in build_problem(graph, "TensorRT", ["something else"])

@@ -176,6 +176,25 @@ def test_groups_that_fit_no_block_are_refused_by_the_products_name(tiny_decoder,
     )
 
 
+@pytest.mark.usefixtures("in_float32")
+@pytest.mark.parametrize("bits", [(3, 4), (4, 3), (2, 4), (4, 2)])
+def test_joined_weights_of_unequal_bits_have_the_middle_of_the_widest(
+    tiny_decoder, quantized, fuse_all, serve, reference, bits
+):
+    """One type holds 2 to 4 bits, so q, k and v are joined whatever each has of them."""
+    decoder = tiny_decoder(hidden=64, head_dim=16, intermediate=96)
+    first, others = bits
+    rounded = {
+        name: quantized(array, bits=first if "q_proj" in name or "gate_proj" in name else others, group=32)
+        for name, array in decoder.arrays.items()
+        if "proj" in name
+    }
+    model = fuse_all(attach_weights(decoder.model, decoder.store.replace(rounded)))
+    expected = reference(model, TOKENS)
+    got = serve(model).call({"a": TOKENS})
+    assert np.abs(got - expected).max() < EXACT * np.abs(expected).max()
+
+
 def test_means_are_computed_once_for_all_who_read_a_value(rounded_decoder):
     model = rounded_decoder("4-bit-asymmetric", fused=False)
     graph = network_graph(model, precision="float16", kv=kv_layout(model, 4, "float16"), hidden=False).model.graph

@@ -1,5 +1,8 @@
 """Kernels' times between builds of full TensorRT, on a builder's configuration of our own."""
 
+import pytest
+
+from optimc.errors import StorageError
 from optimc_passes.emit.tensorrt.timing_cache import keep_timing_cache, timing_cache_path, use_timing_cache
 
 
@@ -50,6 +53,13 @@ def test_times_that_are_not_taken_are_begun_anew(tmp_path):
         config = Config()
         use_timing_cache(config, path)
         assert config.cache.data == b""
+
+
+def test_times_that_cannot_be_read_are_said_to_be(tmp_path):
+    path = timing_cache_path(tmp_path, "11.4.0", "sm_90")
+    path.mkdir(parents=True)
+    with pytest.raises(StorageError, match="times of kernels cannot be read from .*: Is a directory; remove it"):
+        use_timing_cache(Config(), path)
 
 
 def test_versions_and_gpus_have_times_of_their_own(tmp_path):

@@ -84,6 +84,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     for executor in machine.loaded:
         executor.close()
     assert machine.gpu.num_alive == 0, (machine.gpu.memory.keys(), machine.gpu.handles)
+    assert not machine.trt.alive, "contexts end before the GPU's does"
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,16 @@
 
 Device memory is host memory of its own, filled with a pattern that reads as NaN; every access is checked against what
 is allocated. The stream is lazy: nothing runs before somebody waits, and then in order. So whoever overwrites a buffer
-before the device has read it, or reads one before the device has written it, gets wrong numbers. Enumerations are the
-real module's.
+before the device has read it, or reads one before the device has written it, gets wrong numbers. As with the driver, a
+thread without a current context can call next to nothing, and what waits or allocates ends a capture. Enumerations are
+the real module's.
 """
 
 from __future__ import annotations
 
 import bisect
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,11 @@ OK = real.CUresult.CUDA_SUCCESS
 ILLEGAL = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
 INVALID = real.CUresult.CUDA_ERROR_INVALID_VALUE
 NOT_FOUND = real.CUresult.CUDA_ERROR_NOT_FOUND
+NO_CONTEXT = real.CUresult.CUDA_ERROR_INVALID_CONTEXT
+NOT_WHILE_CAPTURING = real.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+WITHOUT_CONTEXT = ("cuInit", "cuDevice", "cuCtxSetCurrent")
+CAPTURED = ("cuMemcpy", "cuMemset", "cuLaunch", "cuEventRecord", "cuStreamEndCapture")
+"""What may be called while capturing; in truth some more."""
 GARBAGE = 0xFF
 
 
@@ -48,6 +55,8 @@ class FakeGpu:
         self.num_devices = 1
         self.retained = 0
         """Of the primary context."""
+        self.threads: set[int] = set()
+        """Whose current context is the GPU's."""
         self.num_calls = 0
         self.fail_call: int | None = None
         """Number of the call that fails, whichever it is."""
@@ -119,6 +128,10 @@ class FakeDriver:
                 return (gpu.fail.pop(name), None)
             if gpu.lost is not None:
                 return (gpu.lost, None)
+            if not name.startswith(WITHOUT_CONTEXT) and threading.get_ident() not in gpu.threads:
+                return (NO_CONTEXT, None)
+            if gpu.capturing is not None and not name.startswith(CAPTURED):
+                return (NOT_WHILE_CAPTURING, None)
             try:
                 answer = found(*arguments)
             except DeviceError as error:
@@ -162,11 +175,14 @@ class FakeDriver:
 
     def cuDevicePrimaryCtxRelease(self, device: int) -> tuple[Any, ...]:
         self._gpu.retained -= 1
+        if not self._gpu.retained:
+            self._gpu.threads.clear()
         return (OK,)
 
     def cuCtxSetCurrent(self, context: int) -> tuple[Any, ...]:
         assert context == 1 << 20
         assert self._gpu.retained > 0
+        self._gpu.threads.add(threading.get_ident())
         return (OK,)
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:

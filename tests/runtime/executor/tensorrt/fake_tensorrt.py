@@ -7,9 +7,11 @@ capture, and refuses to run if the context's have changed since. Enumerations ar
 
 from __future__ import annotations
 
+import threading
 from math import prod
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import ml_dtypes
 import numpy as np
@@ -54,6 +56,9 @@ class FakeTensorRt(SimpleNamespace):
         self.fail_runs = 0
         """How many of the next runs TensorRT refuses."""
         self.num_contexts = 0
+        self.alive: WeakSet[FakeContext] = WeakSet()
+        """Contexts that somebody still refers to."""
+        self.refuse_shapes = False
         self.configs: list[FakeConfig] = []
         self.on_host: tuple[str, ...] = ()
         """Ports that want the host's memory."""
@@ -150,6 +155,8 @@ class FakeConfig:
 
 class FakeContext:
     def __init__(self, trt: FakeTensorRt, log: Any, engine: FakeEngine) -> None:
+        assert threading.get_ident() in trt.gpu.threads, "TensorRT works in the current context"
+        trt.alive.add(self)
         self._trt, self._log, self._engine = trt, log, engine
         self._profile: int | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -168,7 +175,11 @@ class FakeContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self._profile is not None
         low, _, high = self._engine.get_tensor_profile_shape(name, self._profile)
-        if len(shape) != len(high) or any(not a <= b <= c for a, b, c in zip(low, shape, high, strict=True)):
+        if (
+            self._trt.refuse_shapes
+            or len(shape) != len(high)
+            or any(not a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
+        ):
             return self._refuse(f"'{name}' {shape} is outside {low} to {high}")
         self._shapes[name] = tuple(shape)
         return True
@@ -182,6 +193,7 @@ class FakeContext:
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
+        assert threading.get_ident() in self._trt.gpu.threads, "TensorRT works in the current context"
         if self._trt.fail_runs:
             self._trt.fail_runs -= 1
             return self._refuse("out of luck")

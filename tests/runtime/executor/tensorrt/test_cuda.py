@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,40 @@ def test_every_enumeration_that_is_named_exists() -> None:
 def test_an_error_names_the_call_and_the_code(machine: Any) -> None:
     device = CudaDevice(machine.driver)
     machine.gpu.fail["cuMemAlloc"] = real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    with pytest.raises(EngineError, match="CUDA's cuMemAlloc failed with CUDA_ERROR_OUT_OF_MEMORY: "):
+    with pytest.raises(
+        EngineError,
+        match="^1,099,511,627,776 bytes of device memory: CUDA's cuMemAlloc failed with CUDA_ERROR_OUT_OF_MEMORY: ",
+    ):
         device.allocate(1 << 40)
+    device.close()
+
+
+@pytest.mark.parametrize("nbytes", [1 << 60, 1 << 70])
+def test_more_than_the_host_has_is_an_error_of_ours(machine: Any, nbytes: int) -> None:
+    device = CudaDevice(machine.driver)
+    with pytest.raises(EngineError, match=f"^{nbytes:,} bytes of page-locked memory: "):
+        device.host_buffer(nbytes)
+    device.close()
+
+
+def test_a_thread_that_has_not_activated_the_gpu_can_do_nothing_with_it(machine: Any) -> None:
+    """What the driver does; `execute` and its like may come from any thread."""
+    device, told = CudaDevice(machine.driver), []
+
+    def work() -> None:
+        try:
+            device.synchronize()
+        except EngineError as error:
+            told.append(str(error))
+        device.activate()
+        device.synchronize()
+        told.append("activated")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "CUDA_ERROR_INVALID_CONTEXT" in told[0]
+    assert told[1:] == ["activated"]
     device.close()
 
 
@@ -91,6 +124,8 @@ def test_a_failed_capture_ends_it(machine: Any) -> None:
 
     with pytest.raises(EngineError, match="no"):
         device.capture(enqueue)
+    with pytest.raises(EngineError, match="cuStreamSynchronize failed with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+        device.capture(device.synchronize)
     graph = device.capture(lambda: device.clear(pointer, 64))
     graph.launch()
     device.synchronize()

@@ -14,6 +14,7 @@ from cuda.bindings import driver as real
 
 from optimc.errors import EngineError, OptimcError
 from optimc.plan import Plan
+from optimc_runtime.executor.tensorrt.engine import TensorRtContext
 
 TOKENS = np.arange(20)
 
@@ -31,7 +32,7 @@ def test_a_load_that_fails_anywhere_leaves_nothing_behind(plan: Plan, machine: A
         try:
             executor = machine.load(plan)
         except OptimcError as error:
-            told.add("CUDA_ERROR_OUT_OF_MEMORY" in str(error))
+            told.add("CUDA_ERROR_OUT_OF_MEMORY" in str(error) and str(error).startswith(f"{plan.path}: "))
             assert gpu.num_alive == 0, f"{gpu.handles} after call {call} of {gpu.counts}"
             continue
         calls, gpu.fail_call = gpu.num_calls, None
@@ -68,6 +69,17 @@ def test_a_step_that_fails_anywhere_is_an_engine_error_and_the_next_one_works(
     assert all(each.startswith("step of 23 tokens: CUDA's cu") for each in told)
 
 
+def test_a_context_that_is_refused_ends_before_the_gpu_is_let_go(plan: Plan, machine: Any) -> None:
+    """Whoever looks at the error holds its frames; TensorRT's objects must not be among what they refer to."""
+    machine.trt.refuse_shapes = True
+    with pytest.raises(EngineError, match="tensorrt_rtx refused shape .* is outside") as told:
+        machine.load(plan)
+    assert told.value.__traceback__ is not None
+    assert machine.trt.num_contexts == 1
+    assert not machine.trt.alive
+    assert machine.gpu.num_alive == 0
+
+
 def test_what_tensorrt_refuses_names_its_reason(plan: Plan, machine: Any, cache_type: Any) -> None:
     executor = machine.load(plan)
     step = cache_type(64, 4).step([("b", TOKENS[:3])])
@@ -75,6 +87,25 @@ def test_what_tensorrt_refuses_names_its_reason(plan: Plan, machine: Any, cache_
     with pytest.raises(EngineError, match="step of 3 tokens: tensorrt_rtx refused execution: out of luck"):
         executor.execute(step)
     assert executor.execute(step).logits.shape == (3, 50)
+
+
+def test_a_context_that_refused_to_run_ends_when_the_device_rests(
+    plan: Plan, machine: Any, cache_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have enqueued a part."""
+    executor = machine.load(plan)
+    pending = []
+    close = TensorRtContext.close
+
+    def watched(context: TensorRtContext) -> None:
+        pending.append(len(machine.gpu.queue))
+        close(context)
+
+    monkeypatch.setattr(TensorRtContext, "close", watched)
+    machine.trt.fail_runs = 1
+    with pytest.raises(EngineError, match="out of luck"):
+        executor.execute(cache_type(64, 4).step([("b", TOKENS[:3])]))
+    assert pending == [0]
 
 
 def test_a_lost_gpu_is_told_until_the_end(plan: Plan, machine: Any, cache_type: Any) -> None:

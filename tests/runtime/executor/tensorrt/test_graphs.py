@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from optimc.plan import Plan
 from optimc_runtime.executor.tensorrt import contexts
+from optimc_runtime.executor.tensorrt.cuda import CudaDevice, Pointer
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,29 @@ def test_the_shape_that_rested_longest_makes_room(
     assert (executor.num_graphs, len(machine.trt.enqueued)) == (2, 3)
     decode(2)
     assert (executor.num_graphs, len(machine.trt.enqueued)) == (2, 4)
+
+
+def test_a_shape_that_makes_room_before_it_was_captured_is_forgotten(machine: Any) -> None:
+    """It may come back before anything is captured; then it is captured once."""
+    device = CudaDevice(machine.driver)
+
+    class Context:
+        is_capturable = True
+
+        def set_shape(self, *_: Any) -> None: ...
+        def set_address(self, *_: Any) -> None: ...
+        def enqueue(self) -> None: ...
+        def close(self) -> None: ...
+
+    maker: Any = SimpleNamespace(make=lambda *, fixed_shapes: Context())
+    shapes = contexts.RepeatedShapes(device, maker, graphs=True, most=1)
+    for size in (1, 2, 1):
+        shapes.run({"tokens": (Pointer(0), (size,))})
+    shapes.capture_new()
+    assert shapes.num_graphs == machine.gpu.counts["cuGraphInstantiate"] == 1
+    shapes.close()
+    device.close()
+    assert machine.gpu.num_alive == 0
 
 
 @pytest.mark.parametrize(("asked", "repeated"), [("", "NONE"), ("eager", "EAGER")])

@@ -113,7 +113,10 @@ def test_more_rows_than_the_engine_was_built_for_are_refused(
 ) -> None:
     from optimc_runtime.executor.tensorrt.engine import TensorRtEngine
 
-    monkeypatch.setattr(TensorRtEngine, "most", lambda *_: (100, 16))
+    most = TensorRtEngine.most
+    monkeypatch.setattr(
+        TensorRtEngine, "most", lambda self, name, profile: (100, 16) if "pool" in name else most(self, name, profile)
+    )
     with pytest.raises(PlanTargetError, match="8,193 rows, the engine was built for 100 at most; lower kv_memory"):
         machine.load(tensorrt_plan(decoder))
 

@@ -14,10 +14,11 @@ from cuda.bindings import driver as real
 
 from optimc.errors import MissingExtraError, OptimcError, PlanCorruptError, PlanTargetError
 from optimc.plan import Plan, TargetInfo
+from optimc_passes.emit.tensorrt.profiles import model_profiles
 from optimc_runtime.executor.load import load_executor
 from optimc_runtime.executor.tensorrt.executor import TensorRtExecutor
 
-from .fake_tensorrt import VERSION
+from .fake_tensorrt import VERSION, FakeEngine
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,15 @@ def test_a_driver_that_fails(plan: Plan, machine: Any) -> None:
     assert "no NVIDIA driver that works (CUDA's cuInit failed with CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" in refusal(plan)
 
 
+def test_a_gpu_that_others_have_filled(plan: Plan, machine: Any) -> None:
+    machine.gpu.fail["cuDevicePrimaryCtxRetain"] = real.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    said = refusal(plan)
+    assert said.startswith(
+        f"{plan.path}: built for an NVIDIA GPU, and this machine's GPU cannot be used (CUDA's cuDevice"
+    )
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in said
+
+
 def test_another_version(decoder: Any, tensorrt_plan: Callable[..., Plan], machine: Any) -> None:
     said = refusal(with_requirements(tensorrt_plan, decoder, tensorrt_rtx="==1.2.3.4"))
     assert f"built with tensorrt_rtx 1.2.3.4, installed is {VERSION}, and engines run on the version that built" in said
@@ -138,7 +148,8 @@ def test_bytes_that_are_no_engine(decoder: Any, tensorrt_plan: Callable[..., Pla
     program = plan.manifest.program
     program = {**program, "model": {**program["model"], "tensor": "kernels/commit_rows.sm_80"}}
     said = refusal(tensorrt_plan(decoder, changes={"program": program}))
-    assert "cannot load it on Fake GPU: the magic tag does not match; rebuild the plan with this version" in said
+    assert "load it on Fake GPU: the magic tag does not match; it has 15 bytes and 8,589,934,592 are free" in said
+    assert said.endswith("; if that is room enough, rebuild the plan with this version")
 
 
 def test_kernels_without_an_image_for_the_gpu(decoder: Any, tensorrt_plan: Callable[..., Plan], machine: Any) -> None:
@@ -166,7 +177,28 @@ def change_program(plan: Plan, how: Callable[[dict[str, Any]], None]) -> dict[st
         (lambda p: p["model"].update(tensor="nowhere"), "tensor 'nowhere' is missing"),
         (lambda p: p["kernels"][0].update(tensor="nowhere"), "tensor 'nowhere' is missing"),
         (lambda p: p["model"]["profiles"].pop(), "has profiles .*'decode',.*, want"),
-        (lambda p: p["model"]["profiles"][0]["largest"].pop("C"), r"profile 'decode' of .* bounds no \['C'\]"),
+        (
+            lambda p: [p["model"]["profiles"][0][size].pop("C") for size in ("smallest", "likely", "largest")],
+            r"profile 'decode' of .* bounds no \['C'\]",
+        ),
+        (
+            lambda p: p["model"]["profiles"][0]["largest"].pop("C"),
+            r"damaged \(model\.profiles\.0: .* name other letters\)",
+        ),
+        (lambda p: p["model"]["profiles"][1]["largest"].update(T=0), "T from 1 to 0, most likely 64"),
+        (
+            lambda p: p["model"]["profiles"][1].update(
+                largest=p["model"]["profiles"][1]["largest"] | {"T": 32, "Q": 32},
+                likely=p["model"]["profiles"][1]["likely"] | {"T": 32, "Q": 32},
+            ),
+            "limits are 64 tokens a step and 64 a sequence, engine 'program/model.engine' was built for 32 and 64",
+        ),
+        (
+            lambda p: p["kernels"][0].update(arguments=["*i64", "f16"]),
+            r"kernel 'commit_rows' for sm_80 takes \(\*i64, f16\), it is given \(\*i64, \*i64, \*i32, \*i64, i32\) and",
+        ),
+        (lambda p: p["kernels"][0].update(architecture="sm_eighty"), r"damaged \(kernels\.0\.architecture: "),
+        (lambda p: p["kernels"][0].update(num_warps=64), r"damaged \(kernels\.0\.num_warps: "),
         (lambda p: p.update(half="bfloat16"), "layer 0 caches float16, the program computes in bfloat16"),
         (
             lambda p: p["attention"]["layers"][0]["keys"].update(pool_scales="s", step_scales="t"),
@@ -182,6 +214,21 @@ def test_a_damaged_program_needs_no_gpu_to_be_refused(
         load_executor(tensorrt_plan(decoder, changes={"program": program}))
 
 
+def test_a_damaged_program_is_not_listed(
+    decoder: Any, tensorrt_plan: Callable[..., Plan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from optimc.cli.inspect import _print_program
+
+    def add_layer(program: dict[str, Any]) -> None:
+        program["attention"]["layers"].append(program["attention"]["layers"][0])
+
+    _print_program(plan := tensorrt_plan(decoder), False)
+    assert "attention to the whole context: 1 layers" in capsys.readouterr().out
+    with pytest.raises(PlanCorruptError, match="2 layers in the KV layout, 3 in the program"):
+        _print_program(tensorrt_plan(decoder, changes={"program": change_program(plan, add_layer)}), False)
+    assert capsys.readouterr().out == ""
+
+
 def test_an_engine_that_is_not_the_programs(decoder: Any, tensorrt_plan: Callable[..., Plan], machine: Any) -> None:
     def rename(program: dict[str, Any]) -> None:
         program["attention"]["query_index"] = "somewhere"
@@ -189,6 +236,37 @@ def test_an_engine_that_is_not_the_programs(decoder: Any, tensorrt_plan: Callabl
     program = change_program(tensorrt_plan(decoder), rename)
     said = refusal(tensorrt_plan(decoder, changes={"program": program}), PlanCorruptError)
     assert "port 'query_index' is an input of int64 in the engine, the program says absent" in said
+
+
+def test_an_engine_of_another_vocabulary(decoder: Any, tensorrt_plan: Callable[..., Plan], machine: Any) -> None:
+    """It would write its logits over what lies behind ours."""
+    model = tensorrt_plan(decoder).manifest.model.model_copy(update={"vocab_size": 49})
+    said = refusal(tensorrt_plan(decoder, changes={"model": model}), PlanCorruptError)
+    assert "engine 'program/model.engine': a row of port 'logits' is [50], the manifest says [49]" in said
+
+
+def test_a_width_that_tensorrt_does_not_know_is_no_fault(
+    plan: Plan, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = FakeEngine.get_tensor_shape
+    monkeypatch.setattr(FakeEngine, "get_tensor_shape", lambda self, name: (-1,) * len(shape(self, name)))
+    machine.load(plan)
+    monkeypatch.setattr(FakeEngine, "get_tensor_shape", lambda *_: (-1, -1, -1))
+    assert "a row of port 'logits' is [-1, -1], the manifest says [50]" in refusal(plan, PlanCorruptError)
+
+
+def test_an_engine_of_other_caches(decoder: Any, tensorrt_plan: Callable[..., Plan], machine: Any) -> None:
+    kv = tensorrt_plan(decoder).manifest.kv
+    layers = (kv.layers[0].model_copy(update={"head_dim": 4}), *kv.layers[1:])
+    said = refusal(tensorrt_plan(decoder, changes={"kv": kv.model_copy(update={"layers": layers})}), PlanCorruptError)
+    assert "a row of port '" in said
+    assert "' is [16], the manifest says [8]" in said
+
+
+def test_an_engine_of_smaller_profiles(decoder: Any, tensorrt_plan: Callable[..., Plan], machine: Any) -> None:
+    machine.trt.profiles = model_profiles(4, 64, 64)
+    said = refusal(tensorrt_plan(decoder), PlanCorruptError)
+    assert "profile 'decode' takes 'query_index' up to [4, 16], the program says [8, 16]" in said
 
 
 def test_an_engine_that_reads_from_the_host(plan: Plan, machine: Any) -> None:
