@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from gpu.check import Outcome, at_least, at_most
 from optimc_passes.dialect.paged_attention import PagedAttention
-from optimc_passes.emit.tensorrt_kernels.attention_tiles import MAX_SPLITS, WANTED_PROGRAMS
-from optimc_passes.emit.tensorrt_kernels.attention_variant import AttentionVariant
+from optimc_passes.emit.tensorrt_kernels.attention_tiles import Purpose
+from optimc_passes.emit.tensorrt_kernels.attention_variant import AttentionVariant, PoolType
 from optimc_passes.emit.tensorrt_kernels.compile_attention import compile_attention, compile_merge
 from optimc_passes.emit.tensorrt_kernels.compile_source import CompiledKernel
 from optimc_passes.emit.tensorrt_kernels.paged_attention_reference import CacheRows, RaggedStep, paged_attention
+from optimc_passes.emit.tensorrt_kernels.plugin_design import attention_launch, merge_launch
 from optimc_runtime.executor.tensorrt.cuda import CudaDevice, CudaKernel, Pointer
 
 SPEC = PagedAttention(layer=0, num_heads=32, num_kv_heads=8, head_dim=128, scale=128**-0.5)
@@ -70,8 +71,9 @@ class AttentionCase:
 
 def check_attention(device: CudaDevice, bytes_per_s: float | None) -> Iterator[Outcome]:
     """Check both forms of the kernel with both pools, and time decoding."""
-    for pool in ("float16", "int8"):
-        variant = AttentionVariant(32, 8, 128, BLOCK, "float16", pool, SPEC.scale, 0.0, 0, has_tree=False)  # type: ignore[arg-type]
+    pools: tuple[PoolType, ...] = ("float16", "int8")
+    for pool in pools:
+        variant = AttentionVariant(32, 8, 128, BLOCK, "float16", pool, SPEC.scale, 0.0, 0, has_tree=False)
         case = make_case([(0, 37), (70, 1), (300, 5)], pool)
         expected = case.expected()
         for split in (False, True):
@@ -147,22 +149,24 @@ class AttentionRun:
         self, device: CudaDevice, variant: AttentionVariant, case: AttentionCase, split: bool, resources: ExitStack
     ) -> None:
         self._device, self._resources = device, resources
-        architecture, purpose = device.architecture, "decode" if split else "prefill"
-        tiled = compile_attention("attention", variant, purpose, architecture, split=split)  # type: ignore[arg-type]
+        architecture = device.architecture
+        purpose: Purpose = "decode" if split else "prefill"
+        tiled = compile_attention("attention", variant, purpose, architecture, split=split)
         self._attend = self._loaded(tiled.kernel)
-        tokens, sequences = len(case.queries), len(case.step.context_len)
-        tiles = tokens // (tiled.tile.rows // variant.group) + sequences
-        splits = max(1, min(MAX_SPLITS, WANTED_PROGRAMS // (tiles * SPEC.num_kv_heads))) if split else 1
+        tokens, step = len(case.queries), case.step
+        sizes = {"q": (tokens,), "context_len": step.context_len.shape, "block_table": step.block_table.shape}
+        launch = attention_launch(variant, tiled.tile, sizes)
+        splits = launch.grid[2] if split else 1
         self.out = self._room(case.queries.nbytes)
         parts = self._room(splits * tokens * SPEC.q_width * 4) if split else self.out
         sums = [self._room(splits * tokens * SPEC.num_heads * 4)] if split else []
-        self._values = [*self._inputs(case), tokens, sequences, case.step.block_table.shape[1], 0, parts, *sums]
-        self._grid = (tiles, SPEC.num_kv_heads, splits)
+        self._values = [*self._inputs(case), *launch.extra, parts, *sums]
+        self._grid = (*launch.grid[:2], splits)
         self._merge: CudaKernel | None = None
         if split:
             self._merge = self._loaded(compile_merge("merge", variant, architecture))
-            rows = tokens * SPEC.num_heads
-            self._merge_grid, self._merge_values = (rows, 1, 1), [parts, *sums, rows, splits, self.out]
+            merge = merge_launch(variant, {"log_sums": (splits, tokens, SPEC.num_heads)})
+            self._merge_grid, self._merge_values = merge.grid, [parts, *sums, *merge.extra, self.out]
         device.synchronize()  # the host's arrays are the case's own
 
     def enqueue(self) -> None:
